@@ -1,0 +1,34 @@
+# Every target sets up its own virtual environment in .venv and then does its job.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: run test test-long lint docs clean
+
+run: $(READY)
+	$(BIN)/kvtier replay --profile coding-autonomous --out build/replay
+
+test: $(READY)
+	$(BIN)/python -m pytest -q -m "not long"
+
+test-long: $(READY)
+	$(BIN)/python -m pytest -q
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict -p kvtier
+	$(BIN)/lint-imports
+
+docs: $(READY)
+	$(BIN)/kvtier config reference > docs/config.md
+
+clean:
+	rm -rf $(VENV) build dist kvtier.egg-info
+
+$(READY): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("kvtier needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@

@@ -1,0 +1,67 @@
+"""The exceptions of kvtier.
+
+    KvtierError
+    ├── ConfigError        a setting, flag, variable or file of settings is wrong
+    │   └── UnknownNameError   a name (policy, model, GPU, profile, ...) is not known
+    ├── TraceError         a trace is missing, damaged beyond repair, or of no known format
+    ├── CapacityError      what was asked does not fit into the memory there is
+    ├── EventError         an event contradicts what the scheduler was told before
+    └── SimulationError    a simulated run cannot go on
+
+Every message is one line that says what is wrong and what to do. The command line prints it and
+exits with code 2.
+"""
+
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+
+
+class KvtierError(Exception):
+    """Root of all errors that a caller or user can act on."""
+
+
+class ConfigError(KvtierError):
+    """A setting is unknown, of the wrong kind, or out of range."""
+
+
+class UnknownNameError(ConfigError):
+    """`name` is none of the `known` names of its `kind` ("policy", "model", "GPU", ...)."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        self.kind = kind
+        self.name = name
+        self.known = tuple(known)
+        super().__init__(_unknown_message(kind, name, self.known))
+
+
+class TraceError(KvtierError):
+    """A trace cannot be read."""
+
+
+class CapacityError(KvtierError):
+    """A model, a program or a pool is larger than its memory."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name most like `name`, letter case aside; None when nothing is known."""
+    lowered = name.lower()
+    return max(
+        known,
+        key=lambda other: SequenceMatcher(None, lowered, other.lower()).ratio(),
+        default=None,
+    )
+
+
+def _unknown_message(kind: str, name: str, known: tuple[str, ...]) -> str:
+    closest = nearest(name, known)
+    if closest is None:
+        return f"unknown {kind} {name!r}: none is known here"
+    return f"unknown {kind} {name!r}, did you mean {closest!r}? Known: {', '.join(known)}"
+
+
+class EventError(KvtierError):
+    """An event contradicts what the scheduler was told before; nothing was changed."""
+
+
+class SimulationError(KvtierError):
+    """A simulated run cannot go on."""

@@ -1,0 +1,1 @@
+"""Benchmarks, run from a checkout as `python -m perf.<name>`; not installed."""
