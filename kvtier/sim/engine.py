@@ -1,0 +1,365 @@
+"""One inference engine: continuous batching with chunked prefill over two-tier KV.
+
+Time leaps from change to change: between two changes of the batch all decoding requests advance in
+lockstep, so a phase of n equal steps is one event, and a new arrival cuts it at a step border.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from kvtier.scheduling.commands import Label
+from kvtier.scheduling.events import Direction
+from kvtier.sim.cache import TierCache
+from kvtier.sim.cost import StepCost
+from kvtier.sim.heap import EventHeap
+from kvtier.sim.link import Link
+from kvtier.sim.request import EngineCounters, EngineRequest, EngineSettings
+
+
+@dataclass(slots=True)
+class _Phase:
+    start_s: float
+    step_s: float
+    num_steps: int
+    pieces: list[tuple[EngineRequest, int]] = field(default_factory=list)
+
+
+class Engine:
+    """A worker. `submit` takes a request; its callbacks tell of the first token and the end."""
+
+    def __init__(
+        self,
+        heap: EventHeap,
+        cache: TierCache,
+        link: Link,
+        cost: StepCost,
+        settings: EngineSettings,
+        bytes_per_token: int,
+    ) -> None:
+        self._heap = heap
+        self.cache = cache
+        self.link = link
+        self._cost = cost
+        self._settings = settings
+        self._bytes_per_token = bytes_per_token
+        self.counters = EngineCounters()
+        self.waiting: deque[EngineRequest] = deque()
+        self._prefill: deque[EngineRequest] = deque()
+        self._finishes: list[tuple[int, int, EngineRequest]] = []
+        self._decoding: dict[str, EngineRequest] = {}
+        self._num_loading = 0
+        self._pending_prefill = 0
+        self._step = 0
+        self._decode_tokens = 0
+        self._order = 0
+        self._phase: _Phase | None = None
+        self._version = 0
+        self._settling = False
+
+    @property
+    def num_running(self) -> int:
+        """Admitted requests: loading, in prefill, or decoding."""
+        return self._num_loading + len(self._prefill) + len(self._decoding)
+
+    def submit(self, request: EngineRequest) -> None:
+        """Queue a request."""
+        self.waiting.append(request)
+        self._poke(self._heap.now_s)
+
+    def demote(self, program: str, done: Callable[[float, int], None]) -> bool:
+        """Copy the program's KV down; `done(now_s, tokens)` when it is there. False: no room."""
+        copy = self.cache.copies.get(program)
+        if copy is None or copy.locked:
+            return False
+        tokens = self.cache.back_up(copy)
+        if tokens:
+            self._copy(Direction.D2H, tokens, lambda now_s: done(now_s, tokens))
+        return copy.high >= copy.hbm
+
+    def produced_since_report(self) -> list[tuple[EngineRequest, int]]:
+        """Decoding requests with the tokens they produced since the last call."""
+        news = []
+        for request in self._decoding.values():
+            produced = request.produced + self._step - request.joined_step
+            if produced > request.reported:
+                news.append((request, produced - request.reported))
+                request.reported = produced
+        return news
+
+    # Phases --------------------------------------------------------------------------------
+
+    def _poke(self, now_s: float) -> None:
+        """Something changed: start a phase, or cut the running one at its next step border."""
+        if self._settling:
+            return
+        phase = self._phase
+        if phase is None:
+            self._start_phase(now_s)
+            return
+        steps = max(math.ceil((now_s - phase.start_s) / phase.step_s - 1e-9), 1)
+        if steps < phase.num_steps and (self.waiting or self._prefill):
+            self.cache.shrink((phase.num_steps - steps) * len(self._decoding))
+            phase.pieces = [(r, tokens // phase.num_steps * steps) for r, tokens in phase.pieces]
+            phase.num_steps = steps
+            self._schedule_end(phase)
+
+    def _schedule_end(self, phase: _Phase) -> None:
+        self._version += 1
+        version = self._version
+        end_s = max(phase.start_s + phase.num_steps * phase.step_s, self._heap.now_s)
+        self._heap.at(end_s, lambda now_s: self._end_phase(now_s, version))
+
+    def _start_phase(self, now_s: float) -> None:
+        self._admit()
+        num_steps, pieces = self._plan_prefill()
+        if self._decoding:
+            self._drop_stale_finishes()
+            left = self._finishes[0][0] - self._step
+            num_steps = min(num_steps, left) if pieces else left
+            num_steps = self._fit_growth(num_steps)
+        if not self._decoding and not pieces:
+            return
+        if pieces and len(pieces) == 1:
+            head = pieces[0][0]
+            pieces = [(head, min(pieces[0][1], num_steps * self._settings.chunk_tokens))]
+        written = self.cache.grow(num_steps * len(self._decoding))
+        self._write_back(written)
+        chunk = sum(tokens for _, tokens in pieces) / num_steps
+        position = self._mean_position(pieces)
+        batch = len(self._decoding)
+        step_s = self._cost.step_s(
+            batch, self._decode_tokens + 0.5 * batch * num_steps, chunk, position
+        )
+        self._phase = _Phase(now_s, step_s, num_steps, pieces)
+        self._schedule_end(self._phase)
+
+    def _plan_prefill(self) -> tuple[int, list[tuple[EngineRequest, int]]]:
+        """Steps and pieces: one long prompt in full chunks, or several that share one chunk."""
+        if not self._prefill:
+            return 0, []
+        budget = self._settings.chunk_tokens
+        head = self._prefill[0]
+        if head.prefill_left >= budget:
+            steps = head.prefill_left // budget
+            return steps, [(head, steps * budget)]
+        pieces = []
+        for request in self._prefill:
+            tokens = min(request.prefill_left, budget)
+            if tokens <= 0:
+                break
+            pieces.append((request, tokens))
+            budget -= tokens
+        return 1, pieces
+
+    def _mean_position(self, pieces: list[tuple[EngineRequest, int]]) -> float:
+        """Token-weighted mean position at which a step's chunk starts."""
+        total = sum(tokens for _, tokens in pieces)
+        if not total:
+            return 0.0
+        half = 0.5 if len(pieces) == 1 else 0.0
+        weighted = sum(
+            tokens * (request.context_tokens - request.prefill_left + half * tokens)
+            for request, tokens in pieces
+        )
+        return weighted / total
+
+    def _fit_growth(self, num_steps: int) -> int:
+        """Fewer steps, or fewer requests, until the tokens to come have room."""
+        while self._decoding:
+            fitting = self.cache.room // len(self._decoding)
+            if fitting >= 1:
+                return min(num_steps, fitting)
+            if len(self._decoding) > 1:
+                self._retract()
+            else:
+                self._truncate()
+        return max(num_steps, 1)
+
+    def _end_phase(self, now_s: float, version: int) -> None:
+        if version != self._version or self._phase is None:
+            return
+        phase, self._phase = self._phase, None
+        batch = len(self._decoding)
+        self._step += phase.num_steps
+        self._decode_tokens += batch * phase.num_steps
+        self.counters.output += batch * phase.num_steps
+        self.counters.busy_s += now_s - phase.start_s
+        ended = self._collect_finished()
+        for request, tokens in phase.pieces:
+            request.prefill_left -= tokens
+            self._pending_prefill -= tokens
+            self.counters.prefilled += tokens
+        while self._prefill and self._prefill[0].prefill_left == 0:
+            ended.extend(self._first_token(self._prefill.popleft(), now_s))
+        self._settling = True  # what the endings set off joins the phase that starts below
+        for request in ended:
+            self._finish(request, now_s)
+        self._settling = False
+        self._start_phase(now_s)
+
+    def _first_token(self, request: EngineRequest, now_s: float) -> list[EngineRequest]:
+        """The prefill's last step yields a token; the request decodes on unless it was the last."""
+        if request.produced == 0:
+            request.produced = 1
+            self.counters.output += 1
+            request.on_first_token(now_s)
+        left = request.output_tokens - request.produced
+        if left <= 0:
+            return [request]
+        request.joined_step = self._step
+        self._decoding[request.request] = request
+        self._decode_tokens += request.context_tokens
+        heappush(self._finishes, (self._step + left, request.order, request))
+        return []
+
+    def _drop_stale_finishes(self) -> None:
+        """A request that was retracted left its old entry behind; its order has changed since."""
+        while self._finishes:
+            _, order, request = self._finishes[0]
+            if request.order == order and request.request in self._decoding:
+                return
+            heappop(self._finishes)
+
+    def _collect_finished(self) -> list[EngineRequest]:
+        ended = []
+        self._drop_stale_finishes()
+        while self._finishes and self._finishes[0][0] <= self._step:
+            request = heappop(self._finishes)[2]
+            self._stop_decoding(request)
+            ended.append(request)
+            self._drop_stale_finishes()
+        return ended
+
+    def _stop_decoding(self, request: EngineRequest) -> None:
+        del self._decoding[request.request]
+        decoded = self._step - request.joined_step
+        request.produced += decoded
+        request.grown += decoded
+        request.context_tokens += decoded
+        self._decode_tokens -= request.context_tokens
+
+    def _finish(self, request: EngineRequest, now_s: float) -> None:
+        assert request.copy is not None
+        self.counters.finished_requests += 1
+        self.cache.release(request.copy, request.head_tokens, request.grown)
+        if self.cache.mode.write_through:
+            tokens = self.cache.back_up(request.copy)
+            if tokens:
+                self._copy(Direction.D2H, tokens, lambda _: None)
+        request.on_finish(now_s)
+
+    # Admission, retraction, copies ---------------------------------------------------------
+
+    def _admit(self) -> None:
+        settings = self._settings
+        while (
+            self.waiting
+            and self.num_running < settings.max_running
+            and self._pending_prefill < settings.chunk_tokens
+        ):
+            if not self._admit_one(self.waiting[0]):
+                return
+            self.waiting.popleft()
+
+    def _admit_one(self, request: EngineRequest) -> bool:
+        cache = self.cache
+        copy = cache.copy_of(request.program, request.group)
+        head_tokens = min(request.head_tokens, request.reused_tokens)
+        reused = max(request.reused_tokens - request.head_tokens, 0)
+        hit = cache.match(copy, request.head_tokens, min(reused, request.private_tokens))
+        need = cache.missing(copy, request.head_tokens, request.private_tokens)
+        reserve = self._settings.reserve_tokens * (self.num_running + 1)
+        idle = self.num_running == 0
+        if need + (0 if idle else reserve) > cache.room:
+            cache.unmatch(copy, request.head_tokens)
+            assert not idle or need <= cache.capacity, f"{request.request} can never fit"
+            return False
+        written = cache.take(need)
+        assert written is not None
+        request.copy = copy
+        request.grown = 0
+        self._order += 1
+        request.order = self._order
+        cache.fill(copy, hit, request.private_tokens)
+        found = min(hit.hbm_tokens + hit.dram_tokens, request.context_tokens - 1)
+        self.counters.prompt += request.context_tokens
+        self.counters.hbm_hit += min(hit.hbm_tokens, found)
+        self.counters.dram_hit += found - min(hit.hbm_tokens, found)
+        self.counters.recomputed += max(head_tokens + reused - found, 0)
+        request.prefill_left = request.context_tokens - found
+        self._pending_prefill += request.prefill_left
+        self._await_copies(request, written, hit.dram_tokens)
+        return True
+
+    def _await_copies(self, request: EngineRequest, written: int, load: int) -> None:
+        """Prefill starts when its room is written back and its prefix is loaded."""
+        assert request.copy is not None
+        copy = request.copy
+        request.num_waits = (written > 0) + (load > 0)
+        if not request.num_waits:
+            self.cache.loaded(copy)
+            self._prefill.append(request)
+            return
+        self._num_loading += 1
+
+        def arrived(now_s: float) -> None:
+            request.num_waits -= 1
+            if request.num_waits:
+                return
+            self._num_loading -= 1
+            self.cache.loaded(copy)
+            self._prefill.append(request)
+            self._poke(now_s)
+
+        if written:
+            self._copy(Direction.D2H, written, arrived)
+        if load:
+            self._copy(Direction.H2D, load, arrived)
+
+    def _copy(self, direction: Direction, tokens: int, done: Callable[[float], None]) -> None:
+        self.link.submit(direction, tokens * self._bytes_per_token, done)
+
+    def _write_back(self, tokens: int) -> None:
+        if tokens:
+            self._copy(Direction.D2H, tokens, lambda _: None)
+
+    def _retract(self) -> None:
+        """Decode ran out of room: the latest admitted request goes back to the queue's head."""
+        request = max(self._decoding.values(), key=lambda r: r.order)
+        self._stop_decoding(request)
+        self.counters.retractions += 1
+        assert request.copy is not None
+        self.cache.release(request.copy, request.head_tokens, request.grown)
+        request.reused_tokens = request.context_tokens
+        self.waiting.appendleft(request)
+
+    def _truncate(self) -> None:
+        """A lone request has filled HBM: it ends here, short of its output."""
+        request = next(iter(self._decoding.values()))
+        self._stop_decoding(request)
+        self.counters.truncated += 1
+
+        def end(now_s: float) -> None:
+            self._finish(request, now_s)
+            self._poke(now_s)
+
+        self._heap.at(self._heap.now_s, end)
+
+    def relabel(self, program: str, label: Label) -> None:
+        """Change the program's eviction class."""
+        copy = self.cache.copies.get(program)
+        if copy is not None:
+            self.cache.relabel(copy, label)
+
+    def check_integrity(self) -> None:
+        """The cache's laws, and this engine's own sums."""
+        self.cache.check_integrity()
+        now = sum(r.context_tokens + self._step - r.joined_step for r in self._decoding.values())
+        assert now == self._decode_tokens, f"{now} tokens decode, counter {self._decode_tokens}"
+        left = sum(r.prefill_left for r in self._prefill)
+        assert left <= self._pending_prefill, f"{left} tokens to prefill, {self._pending_prefill}"
