@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -21,7 +20,7 @@ class Load:
     num_live: int
 
 
-class Admission(ABC):
+class Admission:
     """Bounds per worker. The base class bounds nothing."""
 
     name = "none"
@@ -91,7 +90,7 @@ class Concur(Admission):
 
     U < u_low: W += alpha. U > u_high and H < h_thresh: W *= beta. Otherwise W holds. U is the share
     of HBM locked by running requests, H the share of prompt tokens found cached over the last
-    `hit_window_s` seconds of prefills; without a prefill in that time H is unknown and cuts nothing.
+    `hit_window_s` seconds; without a prefill in that time H is unknown and cuts nothing.
     After a cut nothing is judged until no more than W programs are active, and H is then taken
     afresh: one congestion, one cut. W grows up to the number of live programs and is cut from no
     more than that, down to min_window.

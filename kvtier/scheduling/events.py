@@ -93,7 +93,11 @@ class ProgramReleased(msgspec.Struct, frozen=True):
 
 
 class Residency(msgspec.Struct, frozen=True):
-    """What a worker holds of a program, in tokens. Overwrites the scheduler's own sums."""
+    """What a worker holds of a program, in tokens. Overwrites the scheduler's own sums.
+
+    `hbm_private_tokens` of its private prefix are in HBM; `dram_private_tokens` extend them from
+    DRAM. Duplicates count once.
+    """
 
     program: str
     epoch: int

@@ -55,8 +55,11 @@ class Mori(Scheduler):
     def displaced(
         self, worker: WorkerState, state: ProgramState, now_s: float, *, forced: bool
     ) -> list[ProgramState]:
+        candidates = self._displaceable(worker, state, now_s, forced=forced)
+        if not candidates and not forced:
+            return []
         staying, chosen = worker.staying.clone(), []
-        for resident in self._displaceable(worker, state, now_s, forced=forced):
+        for resident in candidates:
             staying.remove(resident.program)
             chosen.append(resident)
             if worker.fits(state, staying):
@@ -70,17 +73,20 @@ class Mori(Scheduler):
         self, worker: WorkerState, state: ProgramState, now_s: float, *, forced: bool
     ) -> list[ProgramState]:
         """Acting residents that the mismatch rule lets `state` displace, idlest first."""
-        acting = [s for s in self.victims(worker, now_s) if s.status is Status.ACTING]
         if forced:
-            return acting
+            return [s for s in self.victims(worker, now_s) if s.status is Status.ACTING]
         least = self.rank(state, now_s) + self.margin
-        return [
-            s
-            for s in acting
-            if self.settled(s, now_s)
-            and s.ring.gap_age_s(now_s) >= self.settings.swap_min_gap_s
-            and self.rank(s, now_s) > least
-        ]
+        found: list[tuple[float, int, ProgramState]] = []
+        for name in worker.staying:
+            resident = self.programs[name]
+            # A running or held one has no running gap, so its age is 0.
+            if resident.ring.gap_age_s(now_s) < self.settings.swap_min_gap_s:
+                continue
+            rank = self.rank(resident, now_s)
+            if rank > least and resident.status is Status.ACTING and self.settled(resident, now_s):
+                found.append((-rank, -resident.entered, resident))
+        found.sort(key=lambda entry: entry[:2])
+        return [resident for _, _, resident in found]
 
     def _shelters(self, worker: WorkerState, leavers: list[ProgramState]) -> bool:
         """Whether DRAM takes them all: a program without KV must not cost another its own."""

@@ -32,6 +32,7 @@ class Queues(ABC):
         self._out: list[cmd.Command] = []
         self._num_entries = 0
         self._num_epochs = 0
+        self._room_grew = False
 
     # What a policy decides -----------------------------------------------------------------
 
@@ -95,6 +96,7 @@ class Queues(ABC):
         return worker.ledger_of(state) if worker is not None else None
 
     def _resize(self, state: ProgramState, tokens: int) -> None:
+        self._room_grew |= tokens < state.tokens
         state.tokens = tokens
         ledger = self._ledger(state)
         if ledger is not None:
@@ -102,6 +104,7 @@ class Queues(ABC):
 
     def _place(self, state: ProgramState, queue: Queue, now_s: float) -> None:
         """Move a program between queues of its worker; ledgers follow."""
+        self._room_grew |= state.queue is not Queue.WAITING
         ledger = self._ledger(state)
         if ledger is not None:
             ledger.remove(state.program)
@@ -202,10 +205,16 @@ class Queues(ABC):
             self._reserved[targets[0].worker] = state.program
         return False
 
-    def _fill(self, now_s: float, *, displace: bool = False) -> None:
-        """Let held programs in, best first. One held for too long goes before all others."""
+    def _settle_waiters(self, now_s: float) -> None:
+        """After any event: forward what a request cap held, and fill if room has appeared."""
         for state in list(self._capped.values()):
             self._forward_held(state)
+        if self._room_grew:
+            self._fill(now_s)
+
+    def _fill(self, now_s: float, *, displace: bool = False) -> None:
+        """Let held programs in, best first. One held for too long goes before all others."""
+        self._room_grew = False
         self._reserved.clear()
         self._refuse_oversized()
         waiters = [state for state in self._outside.values() if not state.running]
@@ -277,9 +286,8 @@ class Queues(ABC):
             for ledger in (worker.staying, worker.leaving, worker.cpu):
                 ledger.check_integrity(s for s in mine if worker.ledger_of(s) is ledger)
             running = sum(at is worker for s in self.programs.values() for at in s.running.values())
-            assert running == worker.num_running_requests, (
-                f"{worker.worker}: {running} running requests, counter {worker.num_running_requests}"
-            )
+            counted = worker.num_running_requests
+            assert running == counted, f"{worker.worker}: {running} requests run, counted {counted}"
         self._check_waiters(self.programs.values())
 
     def _check_waiters(self, states: Iterable[ProgramState]) -> None:

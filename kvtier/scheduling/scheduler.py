@@ -58,6 +58,7 @@ class Scheduler(Queues):
         """
         self._now_s = max(self._now_s, now_s)
         self._handlers[type(event)](event, self._now_s)  # type: ignore[operator]
+        self._settle_waiters(self._now_s)
         out, self._out = self._out, []
         return out
 
@@ -73,6 +74,7 @@ class Scheduler(Queues):
 
     def _on_program_arrived(self, event: ev.ProgramArrived, now_s: float) -> None:
         del now_s
+        _need(event, event.shared_tokens >= 0, "shared_tokens must not be negative")
         state = self._program(event.program)
         state.parent = event.parent
         self._share(state, event.shared_group, event.shared_tokens)
@@ -86,6 +88,7 @@ class Scheduler(Queues):
             ledger.add(state)
 
     def _on_request_arrived(self, event: ev.RequestArrived, now_s: float) -> None:
+        _need(event, event.context_tokens >= 1, "context_tokens must be at least 1")
         if event.request in self._requests:
             raise EventError(f"request {event.request} arrived twice; give each request its own id")
         state = self._program(event.program)
@@ -140,6 +143,7 @@ class Scheduler(Queues):
 
     def _on_tokens_produced(self, event: ev.TokensProduced, now_s: float) -> None:
         del now_s
+        _need(event, event.num_tokens >= 0, "num_tokens must not be negative")
         state = self._running_request(event.program, event.request)
         self._resize(state, state.tokens + event.num_tokens)
 
@@ -158,6 +162,7 @@ class Scheduler(Queues):
         return state
 
     def _on_request_finished(self, event: ev.RequestFinished, now_s: float) -> None:
+        _need(event, event.context_tokens >= 1, "context_tokens must be at least 1")
         state = self._running_request(event.program, event.request)
         self._resize(state, event.context_tokens)
         state.num_steps += 1
@@ -173,7 +178,7 @@ class Scheduler(Queues):
         self._end_held(state, event.request)
         if not state.held and not state.running:
             state.ring.gap_resumed(now_s)
-        self._fill(now_s)
+        self._room_grew = True  # it may have been the one that room was reserved for
 
     def _end_held(self, state: ProgramState, request: str) -> None:
         del self._requests[request], state.held[request]
@@ -198,7 +203,6 @@ class Scheduler(Queues):
             elif state.marked:
                 self._leave(state, now_s)
         self._shed_of(state, now_s)
-        self._fill(now_s)
 
     def _on_program_released(self, event: ev.ProgramReleased, now_s: float) -> None:
         state = self.programs.get(event.program)
@@ -212,7 +216,6 @@ class Scheduler(Queues):
             self._ending.add(state.program)
             return
         self._remove(state)
-        self._fill(now_s)
 
     def _remove(self, state: ProgramState) -> None:
         ledger = self._ledger(state)
@@ -221,6 +224,7 @@ class Scheduler(Queues):
         state.queue = Queue.WAITING
         state.epoch = self._next_epoch()
         self._ending.discard(state.program)
+        self._room_grew = True
         self._forget_waiter(state)
         del self.programs[state.program]
         if state.worker is not None:
@@ -229,13 +233,15 @@ class Scheduler(Queues):
     # Workers and their reports -------------------------------------------------------------
 
     def _on_worker_up(self, event: ev.WorkerUp, now_s: float) -> None:
+        _need(event, event.hbm_tokens >= 1, "hbm_tokens must be at least 1")
+        _need(event, event.dram_tokens >= 0, "dram_tokens must not be negative")
         if event.worker in self.workers:
             raise EventError(f"worker {event.worker} is up already; send WorkerDown first")
         limit = int(event.hbm_tokens * (1.0 - self.settings.hbm_headroom))
         self.workers[event.worker] = WorkerState(
             event.worker, event.hbm_tokens, event.dram_tokens, limit
         )
-        self._fill(now_s)
+        self._room_grew = True
 
     def _on_worker_down(self, event: ev.WorkerDown, now_s: float) -> None:
         if self.workers.pop(event.worker, None) is None:
@@ -249,9 +255,11 @@ class Scheduler(Queues):
             self._capped.pop(state.program, None)
             if state.held:
                 self._outside[state.program] = state
-        self._fill(now_s)
+        self._room_grew = True
 
     def _on_residency(self, event: ev.Residency, now_s: float) -> None:
+        counts = (event.hbm_private_tokens, event.dram_private_tokens, event.shared_tokens)
+        _need(event, min(counts) >= 0, "token counts must not be negative")
         state = self._current(event.program, event.epoch)
         if state is None:
             return
@@ -271,7 +279,6 @@ class Scheduler(Queues):
         state = self._current(event.program, event.epoch)
         if state is not None and state.queue is Queue.CPU:
             self.lose_copy(state, now_s)
-            self._fill(now_s)
 
     def _current(self, program: str, epoch: int) -> ProgramState | None:
         state = self.programs.get(program)
@@ -284,10 +291,13 @@ class Scheduler(Queues):
         worker = self.workers.get(event.worker)
         if worker is None:
             raise EventError(f"worker {event.worker} sent stats but is not up")
+        _need(event, event.capacity_tokens >= 1, "capacity_tokens must be at least 1")
+        counts = (event.locked_tokens, event.cached_tokens, event.prompt_tokens)
+        _need(event, min(counts) >= 0, "token counts must not be negative")
         load = Load(worker.num_gpu, len(self._outside), len(self.programs))
         if self.admission.observe(event, load, now_s):
             self._shed(worker, now_s)
-            self._fill(now_s)
+            self._room_grew = True
 
     def _on_tick(self, event: ev.Tick, now_s: float) -> None:
         del event
@@ -295,3 +305,9 @@ class Scheduler(Queues):
             self._shed(worker, now_s)
             self.trim_dram(worker, now_s)
         self._fill(now_s, displace=True)
+
+
+def _need(event: ev.Event, holds: bool, rule: str) -> None:
+    """Refuse a report that cannot be true, before anything is changed."""
+    if not holds:
+        raise EventError(f"{event}: {rule}")

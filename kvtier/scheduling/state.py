@@ -98,12 +98,12 @@ class _Entry:
 class Ledger:
     """Tokens of a set of programs: their private parts, plus the largest shared part per group."""
 
-    __slots__ = ("_entries", "_heads", "_private_tokens")
+    __slots__ = ("_entries", "_heads", "tokens")
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
         self._heads: dict[str, Counter[int]] = {}
-        self._private_tokens = 0
+        self.tokens = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -114,29 +114,30 @@ class Ledger:
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 
-    @property
-    def tokens(self) -> int:
-        return self._private_tokens + sum(max(sizes) for sizes in self._heads.values())
-
     def add(self, state: ProgramState) -> None:
         """Count a program that is not counted yet."""
         if state.program in self._entries:
             raise AssertionError(f"{state.program} is counted already")
         entry = _Entry(state.charged_tokens, state.shared_group, state.head_tokens)
         self._entries[state.program] = entry
-        self._private_tokens += entry.private_tokens
+        self.tokens += entry.private_tokens
         if entry.group is not None:
-            self._heads.setdefault(entry.group, Counter())[entry.head_tokens] += 1
+            sizes = self._heads.setdefault(entry.group, Counter())
+            before = max(sizes, default=0)
+            sizes[entry.head_tokens] += 1
+            self.tokens += max(entry.head_tokens - before, 0)
 
     def remove(self, program: str) -> None:
         """Take back exactly what `add` or `update` counted for this program."""
         entry = self._entries.pop(program)
-        self._private_tokens -= entry.private_tokens
+        self.tokens -= entry.private_tokens
         if entry.group is not None:
             sizes = self._heads[entry.group]
+            before = max(sizes)
             sizes[entry.head_tokens] -= 1
             if not sizes[entry.head_tokens]:
                 del sizes[entry.head_tokens]
+            self.tokens -= before - max(sizes, default=0)
             if not sizes:
                 del self._heads[entry.group]
 
@@ -156,7 +157,7 @@ class Ledger:
         other = Ledger()
         other._entries = self._entries.copy()
         other._heads = {group: sizes.copy() for group, sizes in self._heads.items()}
-        other._private_tokens = self._private_tokens
+        other.tokens = self.tokens
         return other
 
     def check_integrity(self, states: Iterable[ProgramState]) -> None:
@@ -165,7 +166,9 @@ class Ledger:
         for state in states:
             fresh.add(state)
         assert fresh._entries == self._entries, "a queue's ledger and its programs differ"
-        assert fresh.tokens == self.tokens, f"ledger says {self.tokens}, fresh {fresh.tokens}"
+        heads = sum(max(sizes) for sizes in fresh._heads.values())
+        summed = heads + sum(entry.private_tokens for entry in fresh._entries.values())
+        assert summed == self.tokens, f"ledger says {self.tokens} tokens, its entries {summed}"
 
 
 @dataclass(slots=True)

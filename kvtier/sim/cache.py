@@ -172,7 +172,7 @@ class TierCache:
     # Room ----------------------------------------------------------------------------------
 
     def take(self, tokens: int) -> int | None:
-        """Make `tokens` of HBM the caller's; returns how many were written back, None if refused."""
+        """Make `tokens` of HBM the caller's; how many were written back, or None if refused."""
         if tokens > self.room:
             return None
         before = self.counters.written_back
@@ -232,7 +232,7 @@ class TierCache:
     # DRAM ----------------------------------------------------------------------------------
 
     def back_up(self, copy: Copy) -> int:
-        """Copy what DRAM lacks of the HBM prefix down; returns its tokens, 0 if there is no room."""
+        """Copy what DRAM lacks of the HBM prefix down; returns its tokens, 0 without room."""
         low, high = (copy.low, copy.high) if copy.high > copy.low else (0, 0)
         new = max(copy.hbm, high) - (high - low)
         if new <= 0 or not self.mode.offload or not self._clear_dram(new, copy):
@@ -364,4 +364,4 @@ class TierCache:
             f"DRAM: {self.dram_free} free + {dram} held != {self.dram_capacity}"
         )
         assert self._hbm.tokens == sum(c.hbm for c in copies if not c.locked), "evictable sum"
-        assert self.free >= 0 and self.dram_free >= 0 and self.growing >= 0, "a pool is overdrawn"
+        assert min(self.free, self.dram_free, self.growing) >= 0, "a pool is overdrawn"

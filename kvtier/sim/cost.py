@@ -26,9 +26,10 @@ class StepCost:
     """Step times of one model on `tp` GPUs, s.
 
     A step decodes one token for each of B requests, whose contexts sum to K tokens, and prefills
-    c tokens that start at position p. Products: 2 P (B + c) + 4 l h d (K + c (p + c / 2)) with P
-    active parameters, l layers, h query heads, d head dimension. Reads: touched weights, and KV of
-    K + p tokens. The slower of the two, plus a fixed cost.
+    c tokens that start at position p. Products: 2 P (B + c) + 2 l h e (K + c (p + c / 2)) with P
+    active parameters, l layers, h query heads, and e the sum of the widths of a key and a value
+    (MLA attends in its latent space). Reads: touched weights, and KV of K + p tokens on every rank
+    that holds it. The slower of the two, plus a fixed cost.
     """
 
     def __init__(
@@ -40,8 +41,8 @@ class StepCost:
         self._bytes_per_s = gpu.hbm_bandwidth_bytes_per_s * eff.bandwidth_share * scale
         self._step_s = eff.step_s
         self._flops_per_token = 2.0 * model.params_active
-        self._flops_per_pair = 4.0 * model.num_layers * model.num_q_heads * model.head_dim
-        self._kv_bytes = float(model.layout().bytes_per_token)
+        self._flops_per_pair = 2.0 * model.num_layers * model.num_q_heads * _pair_dim(model)
+        self._kv_bytes = float(model.layout(tp).bytes_per_token_all_ranks)
         self._expert_bytes = float(model.expert_params * model.weight_dtype_bytes)
         self._dense_bytes = (
             float(model.params_total * model.weight_dtype_bytes) - self._expert_bytes
@@ -60,3 +61,10 @@ class StepCost:
             # Share of the experts that at least one of the tokens is routed to.
             read += self._expert_bytes * (1.0 - self._miss_share**tokens)
         return max(flops / self._flops_per_s, read / self._bytes_per_s) + self._step_s
+
+
+def _pair_dim(model: ModelSpec) -> int:
+    """Width of one key and one value as attention multiplies them."""
+    if model.mla is not None:
+        return model.mla.latent_dim + model.mla.kv_lora_rank
+    return 2 * model.head_dim

@@ -1,4 +1,4 @@
-"""The simulated world around a scheduler: clients, engines, and the clock that all of them share."""
+"""The simulated world around a scheduler: clients, engines, and the clock they share."""
 
 from __future__ import annotations
 
@@ -136,7 +136,9 @@ class Simulation:
                 self.heap.now_s = end_s
         except KeyboardInterrupt:
             self.recorder.partial = True
-        self.recorder.close(self.heap.now_s, self._requests.values(), self.engines.values())
+        self.recorder.close(
+            self.heap.now_s, self._requests.values(), self.engines.values(), self.scheduler
+        )
 
     # Clients -------------------------------------------------------------------------------
 

@@ -133,11 +133,9 @@ class Link:
         if version != self._version:
             return
         self._advance(now_s)
-        finished = []
-        for channel in self._channels.values():
-            # Less than a byte left is rounding.
-            if channel and channel[0].left_bytes < 1.0:
-                finished.append(channel.popleft())
+        # Less than a byte left is rounding.
+        channels = self._channels.values()
+        finished = [c.popleft() for c in channels if c and c[0].left_bytes < 1.0]
         self._schedule()
         for transfer in finished:
             transfer.done(now_s)

@@ -48,7 +48,13 @@ class Recorder:
             self._seen_steps, self._seen_s = self.steps, now_s
         return now_s - self._seen_s
 
-    def close(self, now_s: float, pending: Iterable[Any], engines: Iterable[Engine]) -> None:
+    def close(
+        self,
+        now_s: float,
+        pending: Iterable[Any],
+        engines: Iterable[Engine],
+        scheduler: Scheduler,
+    ) -> None:
         """The run is over at `now_s`; requests without a first token count at their age."""
         self.end_s = now_s
         for running, request in pending:
@@ -56,6 +62,7 @@ class Recorder:
                 self.unanswered_s.append(now_s - running.arrived_s)
         for engine in engines:
             engine.check_integrity()
+        scheduler.check_integrity()
 
     def sample(
         self,

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from hypothesis import settings
+
 from kvtier.scheduling import Scheduler, build
 from kvtier.scheduling import commands as cmd
 from kvtier.scheduling import events as ev
 from kvtier.scheduling.settings import ConcurSettings, SchedulerSettings
 from kvtier.scheduling.state import Queue
 
+PROPERTY = settings(deadline=None, derandomize=True, max_examples=200)
+"""A machine under load is no reason to fail, and a run in CI no place for luck."""
 C = TypeVar("C", bound=cmd.Command)
 EXACT = SchedulerSettings(hbm_headroom=0.0)
 """HBM to the last token, so that examples can count."""

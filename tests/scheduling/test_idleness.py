@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from kvtier.scheduling import IdlenessRing
 
+from .scene import PROPERTY
+
 SECONDS = st.floats(0.0, 1e6, allow_nan=False)
 LONG_SECONDS = st.floats(-1e6, 1e6, allow_nan=False)
 CYCLES = st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=12)
@@ -25,6 +27,7 @@ def lived(cycles: list[tuple[float, float]], window: int = 5) -> tuple[IdlenessR
     return ring, now_s
 
 
+@PROPERTY
 @given(CYCLES, SECONDS, st.integers(1, 8))
 def test_iota_is_the_acting_share_of_the_last_k_cycles_and_the_running_gap(
     cycles: list[tuple[float, float]], age_s: float, window: int
@@ -39,6 +42,7 @@ def test_iota_is_the_acting_share_of_the_last_k_cycles_and_the_running_gap(
     assert ring.value(start_s + age_s) == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
+@PROPERTY
 @given(st.lists(st.tuples(st.booleans(), LONG_SECONDS, LONG_SECONDS), max_size=40), LONG_SECONDS)
 def test_iota_stays_in_bounds_whatever_the_order_of_calls_and_the_clock(
     calls: list[tuple[bool, float, float]], now_s: float
@@ -54,6 +58,7 @@ def test_iota_stays_in_bounds_whatever_the_order_of_calls_and_the_clock(
     assert 0.0 <= ring.value(now_s) <= 1.0
 
 
+@PROPERTY
 @given(CYCLES, SECONDS)
 def test_held_time_changes_nothing(cycles: list[tuple[float, float]], held_s: float) -> None:
     ring, end_s = lived(cycles)
@@ -64,6 +69,7 @@ def test_held_time_changes_nothing(cycles: list[tuple[float, float]], held_s: fl
     assert ring.value(end_s + held_s) == before
 
 
+@PROPERTY
 @given(CYCLES, SECONDS, STEPS_S, SECONDS)
 def test_a_clock_step_in_a_gap_keeps_iota_in_bounds(
     cycles: list[tuple[float, float]], age_s: float, step_s: float, later_s: float
@@ -117,6 +123,7 @@ def test_short_tools_only_give_almost_zero() -> None:
     assert ring.value(now_s) < 0.02
 
 
+@PROPERTY
 @given(CYCLES, st.lists(SECONDS, min_size=2, max_size=10).map(sorted))
 def test_iota_never_falls_while_a_tool_runs(
     cycles: list[tuple[float, float]], ages_s: list[float]

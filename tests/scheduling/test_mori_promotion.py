@@ -120,12 +120,11 @@ def test_a_swap_that_cannot_make_enough_room_moves_nobody() -> None:
 
 def test_two_programs_can_change_places_when_dram_is_full() -> None:
     s = scene(hbm_tokens=100, dram_tokens=60)
-    s.step("a", 60, 0.0, 1.0)
+    s.step("a", 60, 0.0, 40.0)
     s.at(50.0).ask("b", 60)
     assert s.queues() == {"a": "cpu", "b": "gpu"}
-    s.at(60.0).finish("b")
-    s.at(5000.0).ask("a", 60)
-    s.at(5005.0).tick()
+    s.at(51.0).finish("b")
+    s.at(60.0).ask("a", 60)
     assert s.queues() == {"a": "gpu", "b": "cpu"}
 
 
