@@ -111,23 +111,33 @@ class AdmissionConfig(_Section):
         0.2, "Prefix hit rate below which the cache thrashes", "CONCUR Eq 1", ge=0, le=1
     )
     initial_window: float = _setting(
-        16.0, "Window at the start, programs", "kvtier: CONCUR gives none", ge=1
+        16.0, "Window at the start, programs", "kvtier: perf/concur_sweep.py", ge=1
     )
     min_window: float = _setting(
-        1.0, "Lower bound of the window, programs", "kvtier: CONCUR gives none", ge=1
+        1.0, "Lower bound of the window, programs", "kvtier: perf/concur_sweep.py", ge=1
     )
     interval_s: float = _setting(
-        1.0, "Shortest time between two judgements, s", "kvtier: CONCUR gives none", gt=0
+        1.0, "Shortest time between two judgements, s", "kvtier: perf/concur_sweep.py", gt=0
     )
     hit_window_s: float = _setting(
         5.0,
         "Length of the sliding window over which the hit rate is taken, s",
-        "kvtier: CONCUR gives none",
+        "kvtier: perf/concur_sweep.py",
         gt=0,
+    )
+
+    h_healthy: float = _setting(
+        0.8,
+        "concur+: hit rate from which the window may grow while programs are held",
+        "kvtier: perf/concur_sweep.py",
+        ge=0,
+        le=1,
     )
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> "AdmissionConfig":
+        if self.h_thresh > self.h_healthy:
+            raise ValueError(f"h_thresh={self.h_thresh} must not exceed h_healthy={self.h_healthy}")
         if self.u_low > self.u_high:
             raise ValueError(f"u_low={self.u_low} must not exceed u_high={self.u_high}")
         if self.min_window > self.initial_window:
@@ -163,7 +173,7 @@ class ReplayConfig(_Section):
 
     seed: int = _setting(0, "Seed of every random choice", "kvtier", ge=0)
     duration_s: float = _setting(
-        1200.0, "Simulated time, s", "kvtier: a third of MORI's one-hour runs", gt=0
+        3600.0, "Simulated time, s", "MORI section 6.1: one-hour runs", gt=0
     )
     gaps: Literal["capped", "tool", "raw"] = _setting(
         "capped",

@@ -81,6 +81,7 @@ class RequestCap(Admission):
 class _Window:
     size: float
     judged_s: float
+    grown_s: float = -math.inf
     cut_pending: bool = False
     samples: deque[tuple[float, int, int]] = field(default_factory=deque)
 
@@ -148,12 +149,20 @@ class Concur(Admission):
         law, before = self._settings, window.size
         usage = stats.locked_tokens / stats.capacity_tokens
         hits = self.hit_rate(stats.worker)
-        healthy = law.grow_on_hits and load.num_held > 0 and hits is not None
+        grows = usage < law.u_low or (law.grow_on_hits and self._may_grow(window, hits, load))
         if usage > law.u_high and hits is not None and hits < law.h_thresh:
             binding = min(before, float(max(load.num_live, 1)))
             window.size = max(binding * law.beta, law.min_window)
             window.cut_pending = window.size < before
             self.num_cuts += window.cut_pending
-        elif usage < law.u_low or (healthy and hits is not None and hits >= law.h_thresh):
+        elif grows:
             window.size = max(min(before + law.alpha, float(load.num_live)), before)
+            window.grown_s = window.judged_s
         return math.floor(window.size) != math.floor(before)
+
+    def _may_grow(self, window: _Window, hits: float | None, load: Load) -> bool:
+        """`concur+`: the window binds, and what its last growth did to H has been seen."""
+        law = self._settings
+        binds = load.num_held > 0 and load.num_active >= math.floor(window.size)
+        seen = window.judged_s - window.grown_s >= law.hit_window_s
+        return binds and seen and hits is not None and hits >= law.h_healthy

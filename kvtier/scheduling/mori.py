@@ -90,8 +90,10 @@ class Mori(Scheduler):
 
     def _shelters(self, worker: WorkerState, leavers: list[ProgramState]) -> bool:
         """Whether DRAM takes them all: a program without KV must not cost another its own."""
-        free = worker.dram_tokens - worker.cpu.tokens
-        return sum(worker.cpu.cost_tokens(leaver) for leaver in leavers) <= free
+        cpu = worker.cpu.clone()
+        for leaver in leavers:
+            cpu.add(leaver)
+        return cpu.tokens <= worker.dram_tokens
 
     def _mark_enough(
         self, worker: WorkerState, state: ProgramState, staying: Ledger, now_s: float
@@ -131,16 +133,16 @@ class Mori(Scheduler):
 
         Its programs whose gap has expired go to waiting first, then those idler than the newcomer.
         """
-        missing = worker.cpu.cost_tokens(state) - (worker.dram_tokens - worker.cpu.tokens)
+        cpu = worker.cpu.clone()
         chosen: list[ProgramState] = []
         for resident in self._idlest_in_dram(worker, now_s):
-            if missing <= 0:
+            if cpu.tokens + cpu.cost_tokens(state) <= worker.dram_tokens:
                 break
             idler = self.rank(resident, now_s) > self.rank(state, now_s)
             if not resident.held and (idler or self._expired(resident, now_s)):
                 chosen.append(resident)
-                missing -= resident.charged_tokens
-        if missing > 0:
+                cpu.remove(resident.program)
+        if cpu.tokens + cpu.cost_tokens(state) > worker.dram_tokens:
             return False
         for resident in chosen:
             self.lose_copy(resident, now_s)

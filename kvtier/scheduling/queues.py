@@ -109,7 +109,7 @@ class Queues(ABC):
         if ledger is not None:
             ledger.remove(state.program)
         state.queue, state.marked = queue, False
-        state.kept_tokens = state.private_tokens
+        state.placed_tokens = state.kept_tokens = state.private_tokens
         state.epoch = self._next_epoch()
         state.num_moves += 1
         state.moved_s = now_s
@@ -152,7 +152,11 @@ class Queues(ABC):
     def _leave(self, state: ProgramState, now_s: float) -> None:
         """Take a program that runs nothing out of the GPU queue."""
         self._capped.pop(state.program, None)
-        self.depart(state, now_s)
+        worker = self._worker_of(state)
+        if worker is not None and state.tokens > worker.hbm_tokens:
+            self.lose_copy(state, now_s)  # it could never come back here
+        else:
+            self.depart(state, now_s)
         if state.held:
             self._outside[state.program] = state
 
@@ -208,7 +212,12 @@ class Queues(ABC):
     def _settle_waiters(self, now_s: float) -> None:
         """After any event: forward what a request cap held, and fill if room has appeared."""
         for state in list(self._capped.values()):
-            self._forward_held(state)
+            worker = self._worker_of(state)
+            assert worker is not None, f"{state.program} waits for a slot of no worker"
+            if state.tokens <= worker.hbm_tokens:
+                self._forward_held(state)
+            elif not state.running:
+                self._leave(state, now_s)
         if self._room_grew:
             self._fill(now_s)
 

@@ -92,12 +92,12 @@ class Scheduler(Queues):
         if event.request in self._requests:
             raise EventError(f"request {event.request} arrived twice; give each request its own id")
         state = self._program(event.program)
-        self._ending.discard(state.program)
         largest = self._largest_hbm()
         if largest is not None and event.context_tokens > largest:
             reason = too_large(event.context_tokens, largest)
             self._out.append(cmd.Reject(event.program, event.request, reason))
             return
+        self._ending.discard(state.program)
         state.ring.gap_ended(now_s)
         state.tool = None
         self._resize(state, event.context_tokens)
@@ -119,10 +119,11 @@ class Scheduler(Queues):
         worker = self._worker_of(state)
         if worker is None or state.tokens <= worker.hbm_tokens or state.queue is Queue.WAITING:
             return
-        if not state.running:
-            self.lose_copy(state, now_s)
-        elif not state.marked:
+        if state.running and not state.marked:
             self._mark(worker, state)
+        elif not state.running:
+            self._capped.pop(state.program, None)
+            self.lose_copy(state, now_s)
 
     def _shed_of(self, state: ProgramState, now_s: float) -> None:
         worker = self._worker_of(state)
@@ -265,10 +266,13 @@ class Scheduler(Queues):
             return
         if event.shared_group is not None:
             self._share(state, event.shared_group, event.shared_tokens)
-        kept = event.hbm_private_tokens + event.dram_private_tokens
-        if state.queue is Queue.CPU and kept < state.private_tokens * self.settings.min_kept_share:
+        if state.queue is not Queue.CPU:
+            return
+        state.kept_tokens = event.hbm_private_tokens + event.dram_private_tokens
+        self._resize(state, state.tokens)
+        whole = min(state.placed_tokens, state.private_tokens)
+        if state.kept_tokens < whole * self.settings.min_kept_share:
             self.lose_copy(state, now_s)
-            self._fill(now_s)
 
     def _on_transfer_finished(self, event: ev.TransferFinished, now_s: float) -> None:
         del now_s

@@ -66,6 +66,8 @@ class ConcurSettings:
     """Length of the sliding window over which H is taken, s."""
     grow_on_hits: bool = False
     """`concur+`: grow while H is healthy and programs are held, whatever U is."""
+    h_healthy: float = 0.8
+    """`concur+`: the hit rate from which the cache counts as healthy."""
 
     def __post_init__(self) -> None:
         _need("alpha", self.alpha, self.alpha > 0, "above 0")
@@ -73,6 +75,7 @@ class ConcurSettings:
         _need("u_low", self.u_low, 0 <= self.u_low <= self.u_high, "in [0, u_high]")
         _need("u_high", self.u_high, self.u_high <= 1, "at most 1")
         _need("h_thresh", self.h_thresh, 0 <= self.h_thresh <= 1, "in [0, 1]")
+        _need("h_healthy", self.h_healthy, self.h_thresh <= self.h_healthy <= 1, "in [h_thresh, 1]")
         _need("min_window", self.min_window, self.min_window >= 1, "at least 1")
         _need(
             "initial_window",

@@ -59,6 +59,8 @@ class ProgramState:
     held: dict[str, HeldRequest] = field(default_factory=dict)
     running: dict[str, WorkerState] = field(default_factory=dict)
     """Running requests and the worker that has each, which may be down by now."""
+    placed_tokens: int = 0
+    """Private tokens it had when it came to its queue."""
     kept_tokens: int = 0
     """Private tokens that a CPU-queue program still has, as of its demotion or last report."""
 

@@ -66,6 +66,7 @@ class TierCache:
         self._heads: dict[GroupKey, Head] = {}
         self._idle_heads: OrderedDict[int, Head] = OrderedDict()
         self._idle_head_tokens = 0
+        self._idle_dram_heads: OrderedDict[int, Head] = OrderedDict()
         self._hbm = Shelf(_HBM_ORDER)
         self._sole = Shelf(_DRAM_ORDER)
         self._double = Shelf(_DRAM_ORDER)
@@ -124,6 +125,8 @@ class TierCache:
             shelf.touch(copy)
         if copy.head is not None and head_tokens:
             self._unlock_head(copy.head)
+        if copy.doomed:
+            self._free(copy)
 
     def unmatch(self, copy: Copy, head_tokens: int) -> None:
         """Undo `match` for a request that is not admitted."""
@@ -144,6 +147,7 @@ class TierCache:
             if self.mode.offload and not head.in_dram and self.dram_free >= head.tokens:
                 head.in_dram = True
                 self.dram_free -= head.tokens
+                self._shelve_head(head)
         self.counters.loaded += hit.dram_tokens
         self._set(copy, hbm=private_tokens)
 
@@ -168,6 +172,12 @@ class TierCache:
             self._idle_head_tokens += head.tokens
         elif not idle and self._idle_heads.pop(id(head), None) is not None:
             self._idle_head_tokens -= head.tokens
+        # A head in DRAM is needed while a copy in DRAM stands on it.
+        spare = head.in_dram and not head.num_locks and not head.num_dram_children
+        if spare:
+            self._idle_dram_heads.setdefault(id(head), head)
+        else:
+            self._idle_dram_heads.pop(id(head), None)
 
     # Room ----------------------------------------------------------------------------------
 
@@ -253,8 +263,10 @@ class TierCache:
         was_reading = spared.reading
         self._set(spared, reading=True)
         doubles = 0 if self.mode.write_through else self._double.tokens
-        enough = self.dram_free + doubles + self._sole.tokens >= tokens
+        heads = sum(head.tokens for head in self._idle_dram_heads.values())
+        enough = self.dram_free + heads + doubles + self._sole.tokens >= tokens
         if enough:
+            self._trim_heads(tokens)
             self._trim_sole(Label.INACTIVE, tokens)
             if doubles:
                 self._trim_doubles(tokens)
@@ -263,6 +275,12 @@ class TierCache:
             assert self.dram_free >= tokens, f"{self.dram_free} of DRAM free, {tokens} promised"
         self._set(spared, reading=was_reading)
         return enough
+
+    def _trim_heads(self, tokens: int) -> None:
+        while self.dram_free < tokens and self._idle_dram_heads:
+            _, head = self._idle_dram_heads.popitem(last=False)
+            head.in_dram = False
+            self.dram_free += head.tokens
 
     def _trim_sole(self, label: Label, tokens: int) -> None:
         while self.dram_free < tokens:
@@ -294,8 +312,15 @@ class TierCache:
     def drop(self, program: str) -> None:
         """Free the program's KV in both tiers; a locked copy is freed when it is released."""
         copy = self.copies.get(program)
-        if copy is None or copy.locked:
+        if copy is None:
             return
+        if copy.locked:
+            copy.doomed = True
+        else:
+            self._free(copy)
+
+    def _free(self, copy: Copy) -> None:
+        copy.doomed = False
         self.free += copy.hbm
         self._set(copy, hbm=0, low=0, high=0)
         self._forget_empty(copy)
@@ -331,7 +356,7 @@ class TierCache:
         reading: bool | None = None,
     ) -> None:
         """Change a copy and every sum and order that depends on it."""
-        had = copy.hbm > 0
+        had, had_dram = copy.hbm > 0, copy.high > copy.low
         before = copy.high - copy.low
         copy.hbm = copy.hbm if hbm is None else hbm
         copy.low = copy.low if low is None else low
@@ -347,9 +372,12 @@ class TierCache:
         self._double.put(copy, copy.double, double)
         copy.evictable, copy.sole, copy.double = evictable, sole, double
         head = copy.head
-        if head is not None and (copy.hbm > 0) != had:
-            head.num_hbm_children += 1 if copy.hbm > 0 else -1
-            self._shelve_head(head)
+        if head is not None:
+            grown = ((copy.hbm > 0) - had, (copy.high > copy.low) - had_dram)
+            if grown != (0, 0):
+                head.num_hbm_children += grown[0]
+                head.num_dram_children += grown[1]
+                self._shelve_head(head)
 
     def check_integrity(self) -> None:
         """Sums over all copies equal the running counters, and both pools add up."""

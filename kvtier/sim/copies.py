@@ -20,6 +20,7 @@ class Head:
     in_dram: bool = False
     num_locks: int = 0
     num_hbm_children: int = 0
+    num_dram_children: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +34,8 @@ class Copy:
     low: int = 0
     high: int = 0
     locked: bool = False
+    doomed: bool = False
+    """Its owner is gone: freed when it is released."""
     reading: bool = False
     """DRAM pages are the source of a running load: they stay where they are."""
     evictable: int = 0

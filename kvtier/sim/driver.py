@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvtier.errors import SimulationError
+from kvtier.errors import CapacityError, SimulationError
 from kvtier.hardware import kv_capacity_tokens
 from kvtier.scheduling import build, policy
 from kvtier.scheduling import commands as cmd
@@ -109,6 +109,7 @@ class Simulation:
         for index in range(self.settings.num_workers):
             name = f"w{index}"
             self.engines[name], hbm, dram = self._build_engine()
+            self._check_fit(hbm)
             self._tell(ev.WorkerUp(name, hbm, dram))
         count = self.settings.num_programs
         if self.settings.mode is Mode.OPEN:
@@ -121,6 +122,14 @@ class Simulation:
         self.heap.at(0.0, self._report, _REPORTS)
         self.heap.at(self.settings.scheduler.tick_s, self._tick, _TICK)
         self.heap.at(0.0, self._sample, _REPORTS)
+
+    def _check_fit(self, hbm_tokens: int) -> None:
+        smallest = min(plan.steps[0].context_tokens for plan in self._plans)
+        if smallest > hbm_tokens:
+            raise CapacityError(
+                f"no program fits: the smallest first prompt has {smallest} tokens, HBM holds "
+                f"{hbm_tokens}; use more --tp, a larger GPU or a smaller model"
+            )
 
     def run(self) -> None:
         """Run to the end. KeyboardInterrupt ends the run early and marks it partial."""
@@ -223,7 +232,10 @@ class Simulation:
         running, _ = self._requests.pop(command.request)
         running.request = None
         self.recorder.rejected += 1
-        self._end(running, self.heap.now_s)
+        # The client gives up a tick later: an instant answer must not make time stand still.
+        self.heap.at(
+            self.heap.now_s + self.settings.scheduler.tick_s, lambda t: self._end(running, t)
+        )
 
     def _count(self, command: cmd.Promote | cmd.Route) -> None:
         if isinstance(command, cmd.Promote):

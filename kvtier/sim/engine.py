@@ -6,7 +6,7 @@ lockstep, so a phase of n equal steps is one event, and a new arrival cuts it at
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -79,7 +79,7 @@ class Engine:
         tokens = self.cache.back_up(copy)
         if tokens:
             self._copy(Direction.D2H, tokens, lambda now_s: done(now_s, tokens))
-        return copy.high >= copy.hbm
+        return copy.low == 0 and copy.high >= copy.hbm
 
     def produced_since_report(self) -> list[tuple[EngineRequest, int]]:
         """Decoding requests with the tokens they produced since the last call."""
@@ -101,12 +101,26 @@ class Engine:
         if phase is None:
             self._start_phase(now_s)
             return
-        steps = max(math.ceil((now_s - phase.start_s) / phase.step_s - 1e-9), 1)
-        if steps < phase.num_steps and (self.waiting or self._prefill):
+        if not (self.waiting or self._prefill) or phase.num_steps == 1:
+            return
+        steps = self._steps_by(phase, now_s)
+        if steps < phase.num_steps:
             self.cache.shrink((phase.num_steps - steps) * len(self._decoding))
             phase.pieces = [(r, tokens // phase.num_steps * steps) for r, tokens in phase.pieces]
             phase.num_steps = steps
+            phase.step_s = self._mean_step_s(phase.pieces, steps)
             self._schedule_end(phase)
+
+    def _steps_by(self, phase: _Phase, now_s: float) -> int:
+        """The first step border of the phase at or after `now_s`, in steps from its start."""
+        chunks = [(r, tokens // phase.num_steps) for r, tokens in phase.pieces]
+
+        def end_s(steps: int) -> float:
+            pieces = [(r, chunk * steps) for r, chunk in chunks]
+            return phase.start_s + steps * self._mean_step_s(pieces, steps)
+
+        every = range(1, phase.num_steps + 1)
+        return every[min(bisect_left(every, now_s, key=end_s), len(every) - 1)]
 
     def _schedule_end(self, phase: _Phase) -> None:
         self._version += 1
@@ -129,14 +143,17 @@ class Engine:
             pieces = [(head, min(pieces[0][1], num_steps * self._settings.chunk_tokens))]
         written = self.cache.grow(num_steps * len(self._decoding))
         self._write_back(written)
-        chunk = sum(tokens for _, tokens in pieces) / num_steps
-        position = self._mean_position(pieces)
-        batch = len(self._decoding)
-        step_s = self._cost.step_s(
-            batch, self._decode_tokens + 0.5 * batch * num_steps, chunk, position
-        )
+        step_s = self._mean_step_s(pieces, num_steps)
         self._phase = _Phase(now_s, step_s, num_steps, pieces)
         self._schedule_end(self._phase)
+
+    def _mean_step_s(self, pieces: list[tuple[EngineRequest, int]], num_steps: int) -> float:
+        """Mean time of the batch's next `num_steps` steps, s: priced at their middle."""
+        batch = len(self._decoding)
+        half = 0.5 * (num_steps - 1)
+        chunk = sum(tokens for _, tokens in pieces) / num_steps
+        position = self._mean_start(pieces) + (half * chunk if chunk else 0.0)
+        return self._cost.step_s(batch, self._decode_tokens + half * batch, chunk, position)
 
     def _plan_prefill(self) -> tuple[int, list[tuple[EngineRequest, int]]]:
         """Steps and pieces: one long prompt in full chunks, or several that share one chunk."""
@@ -156,17 +173,12 @@ class Engine:
             budget -= tokens
         return 1, pieces
 
-    def _mean_position(self, pieces: list[tuple[EngineRequest, int]]) -> float:
-        """Token-weighted mean position at which a step's chunk starts."""
+    @staticmethod
+    def _mean_start(pieces: list[tuple[EngineRequest, int]]) -> float:
+        """Token-weighted mean position at which the pieces start."""
         total = sum(tokens for _, tokens in pieces)
-        if not total:
-            return 0.0
-        half = 0.5 if len(pieces) == 1 else 0.0
-        weighted = sum(
-            tokens * (request.context_tokens - request.prefill_left + half * tokens)
-            for request, tokens in pieces
-        )
-        return weighted / total
+        starts = sum(tokens * (r.context_tokens - r.prefill_left) for r, tokens in pieces)
+        return starts / total if total else 0.0
 
     def _fit_growth(self, num_steps: int) -> int:
         """Fewer steps, or fewer requests, until the tokens to come have room."""

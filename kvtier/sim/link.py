@@ -47,7 +47,7 @@ def copy_bytes_per_s(
     if path is CopyPath.STAGED:
         return link_bytes_per_s * (1.0 - _STAGING_SHARE)
     if path is CopyPath.PER_PAGE:
-        return fragment_bytes / (_COPY_CALL_S + fragment_bytes / link_bytes_per_s)
+        return min(fragment_bytes / _COPY_CALL_S, link_bytes_per_s)
     if direction is Direction.D2H:
         return link_bytes_per_s
     weight = min(max(math.log10(max(count, 1) / 1e4), 0.0), 1.0)

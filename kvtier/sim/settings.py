@@ -25,7 +25,7 @@ class SimSettings:
     num_workers: int = 1
     num_programs: int = 60
     mode: Mode = Mode.CLOSED
-    duration_s: float = 1200.0
+    duration_s: float = 3600.0
     """Simulated seconds; batch mode runs until all programs have ended."""
     dram_ratio: float = 1.0
     """DRAM for KV as a multiple of HBM for KV."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
-from hypothesis import HealthCheck, event, settings
+from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -25,7 +27,6 @@ ADMISSIONS = ("none", "fixed:3", "request-cap:2", "concur", "concur+")
 INDEX = st.integers(0, 8)
 AGE = st.integers(0, 1)
 PERCENT = st.integers(0, 100)
-NUM_STEPS = 1500
 
 
 class Lives(RuleBasedStateMachine):
@@ -127,11 +128,9 @@ def test_every_law_holds_after_every_event(policy: str) -> None:
     run_state_machine_as_test(
         lambda: Lives(policy),
         settings=settings(
-            max_examples=60 if POLICIES[policy].labels else 20,
+            max_examples=200 if POLICIES[policy].labels else 50,
             stateful_step_count=40,
-            deadline=None,
             derandomize=True,
-            suppress_health_check=list(HealthCheck),
         ),
     )
 
@@ -169,23 +168,47 @@ def operations(world: Environment, rng: random.Random) -> list[tuple[int, Callab
     ]
 
 
+Sizes = dict[str, tuple[int, int]]
+
+
+def workers(seed: int, least_hbm: int, least_dram: int) -> Sizes:
+    """One to three workers of up to 1000 tokens per tier; with `least_dram` 0 some have none."""
+    rng = random.Random(seed)
+    sizes = {}
+    for index in range(1 + seed % 3):
+        dram = rng.randint(least_dram, 1000) if least_dram or rng.randrange(4) else 0
+        sizes[f"w{index}"] = (rng.randint(least_hbm, 1000), dram)
+    return sizes
+
+
+def live(policy: str, admission: str, sizes: Sizes, seed: int, num_steps: int) -> Environment:
+    """A life of `num_steps` random operations, and its end."""
+    rng = random.Random(f"{policy} {admission} {seed}")
+    world = Environment(policy, admission, sizes)
+    table = operations(world, rng)
+    weights, actions = [weight for weight, _ in table], [action for _, action in table]
+    for _ in range(num_steps):
+        rng.choices(actions, weights)[0]()
+    world.drain()
+    return world
+
+
+@pytest.mark.parametrize("admission", ADMISSIONS)
+@pytest.mark.parametrize("policy", ["elapsed", "lru", "mori"])
+def test_many_short_lives_on_all_shapes_of_workers_keep_every_law(
+    policy: str, admission: str
+) -> None:
+    for seed in range(30):
+        assert not live(policy, admission, workers(seed, 100, 0), seed, 120).requests
+
+
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_a_long_life_meets_every_kind_of_event_and_keeps_every_law(policy: str) -> None:
-    counts: dict[str, int] = {}
+def test_long_lives_meet_every_kind_of_event_and_keep_every_law(policy: str) -> None:
+    counts: Counter[str] = Counter()
     for seed, admission in enumerate(ADMISSIONS):
-        rng = random.Random(seed)
-        num_workers = 1 + seed % 3
-        sizes = {f"w{i}": (rng.randint(300, 1000), rng.randint(200, 1000)) for i in range(num_workers)}
-        world = Environment(policy, admission, sizes)
-        table = operations(world, rng)
-        weights, actions = [weight for weight, _ in table], [action for _, action in table]
-        for _ in range(NUM_STEPS):
-            rng.choices(actions, weights)[0]()
-        world.drain()
-        for kind, count in world.counts.items():
-            counts[kind] = counts.get(kind, 0) + count
-    kinds = [kind.__name__ for kind in ev.Event.__args__] + ["Forward", "Hold", "Reject", "Drop"]
+        counts += live(policy, admission, workers(seed, 400, 400), seed, 1500).counts
+    kinds = [kind.__name__ for kind in get_args(ev.Event)] + ["Forward", "Hold", "Reject", "Drop"]
     if POLICIES[policy].labels:
         kinds += ["Demote", "Promote", "SetLabel"]
-    rare = {kind: counts.get(kind, 0) for kind in kinds if counts.get(kind, 0) < 50}
+    rare = {kind: counts[kind] for kind in kinds if counts[kind] < 50}
     assert not rare, f"hardly exercised: {rare}"

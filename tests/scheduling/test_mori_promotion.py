@@ -20,7 +20,12 @@ def lose(s: Scene, program: str) -> None:
 
 def test_promotion_order_is_dram_then_returning_then_new() -> None:
     s = scene(dram_tokens=100)
-    for name, reasoning_s in (("cpu_idle", 1), ("cpu_busy", 30), ("back_idle", 2), ("back_busy", 40)):
+    for name, reasoning_s in (
+        ("cpu_idle", 1),
+        ("cpu_busy", 30),
+        ("back_idle", 2),
+        ("back_busy", 40),
+    ):
         s.step(name, 10, 0.0, float(reasoning_s))
     s.at(41.0).ask("hog", 10)
     s.at(60.0).produce("hog", 85)
@@ -211,4 +216,3 @@ def test_a_held_request_found_too_large_is_rejected_when_a_worker_comes() -> Non
     s.send(WorkerDown("w"))
     assert only(s.ask("a", 500), cmd.Hold)
     assert [c.program for c in only(s.worker("w", 100), cmd.Reject)] == ["a"]
-

@@ -103,3 +103,12 @@ def test_a_demoted_program_takes_its_head_along_to_the_cpu_queue() -> None:
     assert demoted(s.tick()) == ["a"]
     worker = s.scheduler.workers["w"]
     assert (worker.staying.tokens, worker.cpu.tokens) == (81, 60)
+
+
+def test_leavers_that_share_a_head_need_room_in_dram_for_it_once() -> None:
+    s = scene(hbm_tokens=100, dram_tokens=60)
+    for name in ("a", "b"):
+        s.arrive(name, "g", 40)
+        s.step(name, 50, s.now_s, s.now_s + 1.0)
+    assert forwarded(s.at(20.0).ask("caller", 90)) == ["caller"]
+    assert s.queues() == {"a": "cpu", "b": "cpu", "caller": "gpu"}

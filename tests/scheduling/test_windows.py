@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvtier.errors import KvtierError
 from kvtier.scheduling import FixedWindow, NoAdmission, RequestCap
 from kvtier.scheduling import commands as cmd
 
@@ -80,5 +81,5 @@ def test_no_admission_bounds_nothing() -> None:
 
 @pytest.mark.parametrize("admission", [FixedWindow, RequestCap])
 def test_a_bound_of_nobody_is_refused(admission: type) -> None:
-    with pytest.raises(Exception, match="admits nobody"):
+    with pytest.raises(KvtierError, match="admits nobody"):
         admission(0)
