@@ -8,38 +8,9 @@ evictable. What a compaction leaves behind becomes a copy of its own without an 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 
 from kvtier.scheduling.commands import Label
-from kvtier.sim.copies import Copy, GroupKey, Head, Shelf
-
-
-@dataclass(frozen=True, slots=True)
-class CacheMode:
-    """How the engine's cache behaves; see PolicySpec."""
-
-    offload: bool
-    write_through: bool
-    labels: bool
-
-
-@dataclass(slots=True)
-class Hit:
-    """What a prompt finds: tokens in HBM, and tokens to load from DRAM."""
-
-    hbm_tokens: int
-    dram_tokens: int
-
-
-@dataclass(slots=True)
-class CacheCounters:
-    """Totals in tokens; what went down a tier or was lost."""
-
-    written_back: int = 0
-    backed_up: int = 0
-    loaded: int = 0
-    dropped: int = 0
-
+from kvtier.sim.copies import CacheCounters, CacheMode, Copy, GroupKey, Head, Hit, Shelf
 
 _HBM_ORDER = (Label.INACTIVE, Label.IDLE, Label.BUSY)
 _DRAM_ORDER = (Label.INACTIVE, Label.BUSY, Label.IDLE)
@@ -67,6 +38,7 @@ class TierCache:
         self._idle_heads: OrderedDict[int, Head] = OrderedDict()
         self._idle_head_tokens = 0
         self._idle_dram_heads: OrderedDict[int, Head] = OrderedDict()
+        self._now = 0
         self._hbm = Shelf(_HBM_ORDER)
         self._sole = Shelf(_DRAM_ORDER)
         self._double = Shelf(_DRAM_ORDER)
@@ -89,9 +61,13 @@ class TierCache:
             head = None
             if group is not None:
                 head = self._heads.setdefault(group, Head(group[1]))
-            copy = Copy(program, head)
+            copy = Copy(program, head, self._next(), self._now)
             self.copies[program] = copy
         return copy
+
+    def _next(self) -> int:
+        self._now += 1
+        return self._now
 
     # Match, lock, unlock -------------------------------------------------------------------
 
@@ -121,6 +97,7 @@ class TierCache:
         """The request ended: what it produced joins the copy, and all of it may be evicted."""
         self.growing -= grown
         self._set(copy, hbm=copy.hbm + grown, locked=False)
+        copy.used = self._next()
         for shelf in (self._hbm, self._sole, self._double):
             shelf.touch(copy)
         if copy.head is not None and head_tokens:
@@ -166,7 +143,8 @@ class TierCache:
         self._shelve_head(head)
 
     def _shelve_head(self, head: Head) -> None:
-        idle = head.in_hbm and not head.num_locks and not head.num_hbm_children
+        # Copies on an unlocked head are unlocked, too: they go before it, and then it can go.
+        idle = head.in_hbm and not head.num_locks
         if idle and id(head) not in self._idle_heads:
             self._idle_heads[id(head)] = head
             self._idle_head_tokens += head.tokens
@@ -209,6 +187,7 @@ class TierCache:
             if copy is not None:
                 self._trim_hbm(copy, min(tokens, copy.evictable))
                 return
+        assert self._idle_heads, f"{tokens} tokens of HBM promised, nothing is evictable"
         _, head = self._idle_heads.popitem(last=False)
         self._idle_head_tokens -= head.tokens
         head.in_hbm = False
@@ -227,7 +206,7 @@ class TierCache:
         if low > keep:
             low = high = keep  # HBM no longer reaches what DRAM has
         self.counters.written_back += written
-        self.counters.dropped += max(copy.hbm - max(keep, high), 0)
+        self.counters.dropped += copy.stored_tokens - keep - max(high - max(low, keep), 0)
         self.free += tokens
         self._set(copy, hbm=keep, low=low, high=high)
         self._forget_empty(copy)
@@ -330,7 +309,8 @@ class TierCache:
         hbm, low, high = copy.hbm, copy.low, copy.high
         if max(hbm, high) <= private_tokens:
             return
-        dead = Copy(None, copy.head, Label.INACTIVE if self.mode.labels else copy.label)
+        label = Label.INACTIVE if self.mode.labels else copy.label
+        dead = Copy(None, copy.head, self._next(), copy.used, label)
         at = private_tokens
         self._set(copy, hbm=min(hbm, at), low=min(low, at), high=min(high, at))
         self._ownerless.add(dead)

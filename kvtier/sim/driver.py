@@ -10,7 +10,8 @@ from kvtier.hardware import kv_capacity_tokens
 from kvtier.scheduling import build, policy
 from kvtier.scheduling import commands as cmd
 from kvtier.scheduling import events as ev
-from kvtier.sim.cache import CacheMode, TierCache
+from kvtier.sim.cache import TierCache
+from kvtier.sim.copies import CacheMode
 from kvtier.sim.cost import StepCost
 from kvtier.sim.engine import Engine
 from kvtier.sim.heap import EventHeap

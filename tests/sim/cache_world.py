@@ -98,15 +98,17 @@ class CacheWorld:
             for c in self.copies()
         }
         counters = cache.counters
-        return Picture(
-            places, cache.free, cache.dram_free, counters.dropped, counters.written_back
-        )
+        return Picture(places, cache.free, cache.dram_free, counters.dropped, counters.written_back)
 
-    def idle_head_tokens(self, before: Picture) -> int:
-        """Heads that nobody needs in HBM: no lock, no copy in HBM behind them."""
-        with_hbm = {id(c.head) for c, place in before.places.items() if place.hbm}
-        idle = [h for h in self.heads.values() if h.in_hbm and not h.num_locks]
-        return sum(h.tokens for h in idle if id(h) not in with_hbm)
+    def free_head_tokens(self) -> int:
+        """Heads that no running request stands on: evictable, once their copies have gone."""
+        return sum(h.tokens for h in self.heads.values() if h.in_hbm and not h.num_locks)
+
+    def spare_head_tokens(self, before: Picture) -> int:
+        """Heads in DRAM that neither a running request nor a copy in DRAM stands on."""
+        needed = {id(c.head) for c, place in before.places.items() if place.dram}
+        heads = [h for h in self.heads.values() if h.in_dram and not h.num_locks]
+        return sum(h.tokens for h in heads if id(h) not in needed)
 
     def recency(self, copy: Copy) -> int | None:
         """When the copy's program last ran; None for a dead branch."""
@@ -162,8 +164,8 @@ class CacheWorld:
     def take(self, tokens: int) -> bool:
         """`take`, checked: all or nothing, no more than needed, in order. Keeps the tokens."""
         before = self.picture()
-        idle_heads = self.idle_head_tokens(before)
-        room = before.free + before.evictable + idle_heads
+        heads = self.free_head_tokens()
+        room = before.free + before.evictable + heads
         assert self.cache.room == room
         written = self.cache.take(tokens)
         after = self.picture()
@@ -172,19 +174,17 @@ class CacheWorld:
             assert after == before, "a refused take changed something"
             return False
         assert written == after.written_back - before.written_back
-        self._check_take(before, after, tokens, idle_heads)
+        self._check_take(before, after, tokens, heads)
         return True
 
-    def _check_take(
-        self, before: Picture, after: Picture, tokens: int, idle_heads: int
-    ) -> None:
+    def _check_take(self, before: Picture, after: Picture, tokens: int, heads: int) -> None:
         lost = sum(
             len(p.hbm) - len(after.places[c].hbm if c in after.places else ())
             for c, p in before.places.items()
         )
         short = max(tokens - before.free, 0)
         assert lost <= short, f"{lost} tokens evicted where {short} were short"
-        assert lost == short or idle_heads, "HBM tokens came from nowhere"
+        assert lost == short or heads, "HBM tokens came from nowhere"
         self._check_hbm_order(before, after)
         self._check_kept_safe(before, after, set())
         self._check_accounts(before, after)
@@ -216,6 +216,7 @@ class CacheWorld:
             for c, p in before.places.items()
             if c is not copy
         )
+        free += self.spare_head_tokens(before)
         tokens = self.cache.back_up(copy)
         after = self.picture()
         fits = self.cache.mode.offload and new <= free

@@ -17,7 +17,9 @@ LINK = 50e9
 BATCHED = {4: (6.8, 3.8), 8: (6.8, 5.3), 16: (7.1, 6.3), 24: (25.8, 6.9), 28: (27.5, 44.1)}
 
 
-def speed(path: CopyPath, direction: Direction, kib: float, count: int, link: float = LINK) -> float:
+def speed(
+    path: CopyPath, direction: Direction, kib: float, count: int, link: float = LINK
+) -> float:
     return copy_bytes_per_s(path, direction, int(kib * KIB), count, link)
 
 
