@@ -7,13 +7,14 @@ READY := $(VENV)/.ready
 .PHONY: run test test-long lint docs clean
 
 run: $(READY)
-	$(BIN)/kvtier replay --profile coding-autonomous --out build/replay
+	$(BIN)/kvtier replay --profile coding-autonomous --gpu H200-80GB --programs 80 \
+		--duration 10m --seeds 2 --out build/replay
 
 test: $(READY)
-	$(BIN)/python -m pytest -q -m "not long"
+	$(BIN)/python -m pytest -q -n auto -m "not long"
 
 test-long: $(READY)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,7 +1,8 @@
 """How CONCUR's free parameters move the makespan of a batch: the sweep behind the defaults.
 
-`python -m perf.concur_sweep [--seeds 3] [--agents 256] [--json FILE]`. Simulated figures: batch-react
-agents on Qwen3-32B, 2 x H100 (CONCUR section 5's batch setting), one parameter varied at a time.
+`python -m perf.concur_sweep [--seeds 3] [--agents 256] [--json FILE]`. Simulated figures:
+batch-react agents on Qwen3-32B, 2 x H100 (CONCUR section 5's batch setting), one parameter varied
+at a time.
 """
 
 from __future__ import annotations

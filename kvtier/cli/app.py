@@ -9,6 +9,7 @@ from typer.exceptions import TyperException
 
 from kvtier import __version__
 from kvtier.cli import config_commands, trace_commands
+from kvtier.cli.replay import replay
 from kvtier.errors import KvtierError
 
 _EXIT_ERROR = 2
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.add_typer(config_commands.app, name="config")
 app.add_typer(trace_commands.app, name="trace")
+app.command()(replay)
 
 
 def _print_version(wanted: bool) -> None:

@@ -35,13 +35,14 @@ def replay(
     as_json: opt.AsJson = False,
 ) -> None:
     """Replay a trace under several policies in a simulator: table, results.json and two plots."""
+    given = dict(locals())
     from kvtier.cli.replay_output import write_outputs
     from kvtier.cli.replay_plan import ReplayFlags, make_plan
     from kvtier.cli.replay_runs import run_all
     from kvtier.report import prepare_folder
 
-    names = ReplayFlags.__dataclass_fields__
-    plan = make_plan(ReplayFlags(**{name: ctx.params[name] for name in names}))
+    flags = {name: given[name] for name in ReplayFlags.__dataclass_fields__}
+    plan = make_plan(ReplayFlags(**flags))
     prepare_folder(out)
     outcome = run_all(plan)
     write_outputs(plan, outcome, _command(ctx), out, as_json=as_json)

@@ -24,34 +24,35 @@ Admissions = Annotated[
     ),
 ]
 Model = Annotated[
-    str | None, typer.Option(help="Preset, or a config.json.  [Qwen2.5-7B; batch-react: Qwen3-32B]")
+    str | None,
+    typer.Option(help="Preset, or a config.json. (default: Qwen2.5-7B; batch-react: Qwen3-32B)"),
 ]
-Gpu = Annotated[str | None, typer.Option(help="Preset.  [H200; batch-react: H100]")]
+Gpu = Annotated[str | None, typer.Option(help="Preset. (default: H200; batch-react: H100)")]
 Tp = Annotated[
-    int | None, typer.Option(min=1, help="GPUs that share a model.  [1; batch-react: 2]")
+    int | None, typer.Option(min=1, help="GPUs that share a model. (default: 1; batch-react: 2)")
 ]
 Workers = Annotated[int, typer.Option(min=1, help="Engines, each with its own HBM and DRAM.")]
 Programs = Annotated[
-    int | None, typer.Option(min=1, help="Programs at once.  [60; batch-react: 256]")
+    int | None, typer.Option(min=1, help="Programs at once. (default: 60; batch-react: 256)")
 ]
 ModeName = Annotated[
     str | None,
-    typer.Option("--mode", help="closed, batch or open.  [closed; batch-react: batch]"),
+    typer.Option("--mode", help="closed, batch or open. (default: closed; batch-react: batch)"),
 ]
 Duration = Annotated[
-    str | None, typer.Option(help="Simulated time: 90s, 20m, 1h.  [replay.duration_s]")
+    str | None, typer.Option(help="Simulated time: 90s, 20m, 1h. (default: replay.duration_s)")
 ]
 DramRatio = Annotated[
-    float | None, typer.Option(help="DRAM as a multiple of HBM.  [replay.dram_ratio]")
+    float | None, typer.Option(help="DRAM as a multiple of HBM. (default: replay.dram_ratio)")
 ]
 GapsName = Annotated[
-    str | None, typer.Option("--gaps", help="capped, tool or raw.  [replay.gaps]")
+    str | None, typer.Option("--gaps", help="capped, tool or raw. (default: replay.gaps)")
 ]
 GapCap = Annotated[
-    str | None, typer.Option(help="Longest gap when capped: 60s.  [replay.gap_cap_s]")
+    str | None, typer.Option(help="Longest gap when capped: 60s. (default: replay.gap_cap_s)")
 ]
 SeedList = Annotated[
-    str | None, typer.Option("--seed", help="Seeds, separated by commas.  [replay.seed]")
+    str | None, typer.Option("--seed", help="Seeds, separated by commas. (default: replay.seed)")
 ]
 NumSeeds = Annotated[
     int | None, typer.Option("--seeds", min=1, help="How many seeds, from replay.seed on.")

@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kvtier.config import Config, resolve
 from kvtier.errors import ConfigError, UnknownNameError
-from kvtier.hardware import GpuSpec, kv_capacity_tokens, load_gpu
-from kvtier.layout import ModelSpec, load_model
+from kvtier.hardware import kv_capacity_tokens, load_gpu
+from kvtier.layout import load_model
 from kvtier.scheduling import (
     POLICIES,
     ConcurSettings,
@@ -21,9 +21,11 @@ from kvtier.scheduling import (
     split_policy,
 )
 from kvtier.scheduling import policy as find_policy
-from kvtier.sim import CopyPath, EngineSettings, Gaps, Mode, SimSettings
+from kvtier.sim import CopyPath, Gaps, Mode, SimSettings
+from kvtier.sim.request import EngineSettings
 from kvtier.traces import Trace, load, synth
 
+_T = TypeVar("_T")
 _BOUND = "infinite"
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 # A closed loop draws new programs as slots become free: this many for each slot, then again.
@@ -119,9 +121,9 @@ def make_plan(flags: ReplayFlags) -> ReplayPlan:
     traces = _traces(flags, mode, programs, seeds)
     if mode is Mode.OPEN:
         programs = sum(p.parent is None for p in next(iter(traces.values())).programs)
-    load = {"model": model, "gpu": gpu, "tp": tp, "num_programs": programs, "mode": mode}
+    load = shared | {"model": model, "gpu": gpu, "tp": tp, "num_programs": programs, "mode": mode}
     runs = tuple(
-        SimSettings(policy=policy, admission=admission, seed=seed, **load, **shared)
+        SimSettings(policy=policy, admission=admission, seed=seed, **load)
         for seed in seeds
         for policy, admission in pairs
     )
@@ -140,8 +142,9 @@ def list_pairs(policies: str, admissions: str, *, bound: bool) -> list[tuple[str
     pairs: dict[tuple[str, str], None] = {}
     for text in _listed("--policy", policies):
         name, attached = (text, None) if text in POLICIES else split_policy(text)
-        bound = bound or find_policy(name).unbounded
-        if not POLICIES[name].unbounded:
+        spec = find_policy(name)
+        bound = bound or spec.unbounded
+        if not spec.unbounded:
             pairs |= {(name, admission): None for admission in ([attached] if attached else wanted)}
     return [*pairs, *([(_BOUND, "none")] if bound else [])]
 
@@ -154,5 +157,100 @@ def parse_seconds(flag: str, text: str) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
-def _given[T](value: T | None, default: T) -> T:
+def _given(value: _T | None, default: _T) -> _T:
     return default if value is None else value
+
+
+def _listed(flag: str, text: str) -> list[str]:
+    """The names between the commas."""
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise ConfigError(f"{flag} {text!r} has an empty name; write names with commas between")
+    return names
+
+
+def _resolve(flags: ReplayFlags) -> Config:
+    given: dict[str, object] = {"replay.dram_ratio": flags.dram_ratio, "replay.gaps": flags.gaps}
+    if flags.duration is not None:
+        given["replay.duration_s"] = parse_seconds("--duration", flags.duration)
+    if flags.gap_cap is not None:
+        given["replay.gap_cap_s"] = parse_seconds("--gap-cap", flags.gap_cap)
+    return resolve(given, flags.config, os.environ).config
+
+
+def _seeds(flags: ReplayFlags, first: int) -> list[int]:
+    if flags.seed is None:
+        return list(range(first, first + (flags.seeds or 1)))
+    if flags.seeds is not None:
+        raise ConfigError("--seed and --seeds exclude each other; give one of them")
+    names = _listed("--seed", flags.seed)
+    if not all(name.isascii() and name.isdigit() for name in names):
+        raise ConfigError(f"--seed {flags.seed!r} must be whole numbers, as in --seed 0,1,2")
+    seeds = [int(name) for name in names]
+    if len(set(seeds)) != len(seeds):
+        raise ConfigError(f"--seed {flags.seed!r} names a seed twice; drop one")
+    return seeds
+
+
+def _mode(name: str) -> Mode:
+    known = [mode.value for mode in Mode]
+    if name not in known:
+        raise UnknownNameError("mode", name, known)
+    return Mode(name)
+
+
+def _copy_path(name: str) -> CopyPath:
+    known = [path.value for path in CopyPath]
+    if name not in known:
+        raise UnknownNameError("copy path", name, known)
+    return CopyPath(name)
+
+
+def _check_pointless(flags: ReplayFlags, mode: Mode, config: Config) -> None:
+    """A flag that this replay would not heed is a mistake to be told of."""
+    if mode is Mode.BATCH and flags.duration is not None:
+        raise ConfigError("--duration has no meaning in batch mode, which runs to the end; drop it")
+    if mode is Mode.OPEN and flags.programs is not None:
+        raise ConfigError("--programs has no meaning in open mode: the trace says who arrives when")
+    if mode is Mode.OPEN and flags.profile is not None:
+        raise ConfigError("open mode needs recorded arrivals; give a trace file, or --mode batch")
+    if flags.gap_cap is not None and config.replay.gaps != "capped":
+        raise ConfigError(f"--gap-cap has no meaning with --gaps {config.replay.gaps}; drop one")
+
+
+def _shared_settings(flags: ReplayFlags, config: Config) -> dict[str, Any]:
+    """The configuration as the simulator takes it: the one place where names meet."""
+    engine, replay = config.engine.model_dump(), config.replay.model_dump()
+    limits = {field.name for field in fields(EngineSettings)} & set(engine)
+    return {
+        "scheduler": SchedulerSettings(**config.scheduler.model_dump()),
+        "concur": ConcurSettings(**config.admission.model_dump()),
+        "engine": EngineSettings(**{name: engine[name] for name in limits}),
+        **{name: value for name, value in engine.items() if name not in limits},
+        **{name: value for name, value in replay.items() if name not in ("seed", "gaps")},
+        "gaps": Gaps(config.replay.gaps),
+        "num_workers": flags.workers,
+        "copy_path": _copy_path(flags.copy_path),
+    }
+
+
+def _traces(
+    flags: ReplayFlags, mode: Mode, programs: int, seeds: Sequence[int]
+) -> dict[int, Trace]:
+    """Seed to trace: a file is the same for all, a profile draws anew for each."""
+    if (flags.path is None) == (flags.profile is None):
+        what = "neither is" if flags.path is None else "both are"
+        raise ConfigError(
+            f"give a trace PATH or a --profile, {what} given; as in --profile coding-autonomous"
+        )
+    if flags.path is not None:
+        return dict.fromkeys(seeds, load(flags.path))
+    assert flags.profile is not None
+    count = programs * (_DRAWN_PER_SLOT if mode is Mode.CLOSED else 1)
+    return {seed: synth(flags.profile, count, seed) for seed in seeds}
+
+
+def _chosen_by_profile(flags: ReplayFlags, defaults: Load) -> tuple[str, ...]:
+    if flags.profile not in _LOADS:
+        return ()
+    return tuple(f"--{f.name}" for f in fields(defaults) if getattr(flags, f.name) is None)

@@ -26,7 +26,7 @@ class PolicySpec:
     labels: bool = False
     """Eviction follows labels, and demotions are commanded."""
     unbounded: bool = False
-    """HBM without end: the bound that no policy beats."""
+    """HBM without end: the bound for placement. Admission may still beat it under overload."""
 
 
 POLICIES: dict[str, PolicySpec] = {

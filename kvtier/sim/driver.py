@@ -141,11 +141,13 @@ class Simulation:
         try:
             while self.heap.step(end_s):
                 if not self._num_open and self.settings.mode is not Mode.CLOSED:
+                    self.recorder.ran_out = True
                     break
             else:
                 self.heap.now_s = end_s
         except KeyboardInterrupt:
             self.recorder.partial = True
+        self.recorder.sample(self.heap.now_s, self.engines, self.scheduler, self._alive)
         self.recorder.close(
             self.heap.now_s, self._requests.values(), self.engines.values(), self.scheduler
         )

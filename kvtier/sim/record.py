@@ -30,6 +30,8 @@ class Recorder:
         self.moves: Counter[str] = Counter()
         self.series: dict[str, list[float]] = {}
         self.partial = False
+        self.ran_out = False
+        """All programs have ended (batch and open mode)."""
         self.end_s = 0.0
         self._workers: dict[str, str] = {}
         self._seen_steps = 0

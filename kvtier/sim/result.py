@@ -12,7 +12,7 @@ from kvtier.scheduling.events import Direction
 from kvtier.sim.driver import Simulation
 from kvtier.sim.record import total
 from kvtier.sim.settings import SimSettings
-from kvtier.sim.workload import Mode, plan_programs
+from kvtier.sim.workload import plan_programs
 from kvtier.traces import Trace
 
 
@@ -59,7 +59,7 @@ def summarize_run(simulation: Simulation, trace: Trace) -> dict[str, Any]:
         "hbm_tokens": sum(e.cache.capacity for e in engines),
         "dram_tokens": sum(e.cache.dram_capacity for e in engines),
         "simulated_s": recorder.end_s,
-        "makespan_s": recorder.end_s if settings.mode is not Mode.CLOSED else None,
+        "makespan_s": recorder.end_s if recorder.ran_out else None,
         "output_tok_per_s": sums.output / seconds,
         "steps_per_min": 60.0 * recorder.steps / seconds,
         **_ttft(recorder.ttft_s + recorder.unanswered_s),

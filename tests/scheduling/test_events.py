@@ -176,6 +176,21 @@ def test_time_held_in_the_gateway_never_changes_iota(held_s: float) -> None:
     assert iota(s, "a", 30.0 + held_s) == pytest.approx(10 / 30), "10 s more of reasoning"
 
 
+def test_time_held_for_a_marked_program_is_no_gap_after_its_inference() -> None:
+    s = scene(hbm_tokens=100, dram_tokens=200)
+    s.ask("a", 60)
+    s.send(ev.RequestArrived("b", "b/first", 40))
+    s.at(10.0).produce("a", 30)
+    s.tick()
+    assert len(s.marked()) == 1
+    marked = s.marked().pop()
+    running = next(iter(s.scheduler.programs[marked].running))
+    assert only(s.at(11.0).send(ev.RequestArrived(marked, "next", 40)), cmd.Hold)
+    s.at(20.0).send(ev.RequestFinished(marked, running, 60))
+    assert s.held() == {marked}
+    assert iota(s, marked, 20.0) == iota(s, marked, 900.0) == 0.0
+
+
 def test_after_a_cancelled_request_the_program_acts_and_grows_idle() -> None:
     s = scene()
     s.step("a", 60, 0.0, 10.0)

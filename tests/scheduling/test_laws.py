@@ -128,7 +128,7 @@ def test_every_law_holds_after_every_event(policy: str) -> None:
     run_state_machine_as_test(
         lambda: Lives(policy),
         settings=settings(
-            max_examples=200 if POLICIES[policy].labels else 50,
+            max_examples=120 if POLICIES[policy].labels else 40,
             stateful_step_count=40,
             derandomize=True,
         ),

@@ -121,6 +121,18 @@ def test_a_full_cpu_queue_sends_its_idlest_to_waiting() -> None:
     assert s.queues() == {"idle": "waiting", "busy": "cpu", "hog": "gpu"}
 
 
+def test_of_several_in_a_full_cpu_queue_only_the_idlest_go() -> None:
+    s = scene(dram_tokens=60)
+    for name, end_s in (("idlest", 1.0), ("idler", 10.0), ("newcomer", 60.0)):
+        s.step(name, 30, s.now_s, end_s)
+    s.at(61.0).ask("hog", 10)
+    s.at(80.0).produce("hog", 60)
+    assert demoted(s.tick()) == ["idlest", "idler"]
+    s.at(90.0).produce("hog", 10)
+    assert labels(s.tick()) == {"idlest": "inactive", "newcomer": "idle"}
+    assert s.queues() == {"idlest": "waiting", "idler": "cpu", "newcomer": "cpu", "hog": "gpu"}
+
+
 def test_a_full_cpu_queue_of_busier_programs_makes_the_newcomer_wait_itself() -> None:
     s = scene(dram_tokens=30)
     s.step("busy", 30, 0.0, 30.0)

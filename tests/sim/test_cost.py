@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,8 +54,8 @@ def test_prefill_grows_with_the_square_of_the_context() -> None:
 
     # c n + a n^2: second differences over equal steps are constant, and above zero.
     times = [prefill_s(n * 32_768) for n in range(1, 5)]
-    first = [b - a for a, b in zip(times, times[1:], strict=False)]
-    second = [b - a for a, b in zip(first, first[1:], strict=False)]
+    first = [b - a for a, b in pairwise(times)]
+    second = [b - a for a, b in pairwise(first)]
     assert second[0] == pytest.approx(second[1], rel=1e-6)
     assert second[0] == pytest.approx(2 * 28 * 28 * 256 * 32_768**2 / 989e12, rel=1e-3)
 
