@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from kvtier.scheduling.commands import Label
-from kvtier.sim.copies import CacheCounters, CacheMode, Copy, GroupKey, Head, Hit, Shelf
+from kvtier.sim.copies import CacheCounters, CacheMode, Copy, Head, Hit, Shelf
 
 _HBM_ORDER = (Label.INACTIVE, Label.IDLE, Label.BUSY)
 _DRAM_ORDER = (Label.INACTIVE, Label.BUSY, Label.IDLE)
@@ -34,7 +34,7 @@ class TierCache:
         self.growing = 0
         self.counters = CacheCounters()
         self.copies: dict[str, Copy] = {}
-        self._heads: dict[GroupKey, Head] = {}
+        self._heads: dict[str, Head] = {}
         self._idle_heads: OrderedDict[int, Head] = OrderedDict()
         self._idle_head_tokens = 0
         self._idle_dram_heads: OrderedDict[int, Head] = OrderedDict()
@@ -54,13 +54,13 @@ class TierCache:
         """Tokens of HBM that running requests hold."""
         return self.capacity - self.room
 
-    def copy_of(self, program: str, group: GroupKey | None) -> Copy:
+    def copy_of(self, program: str, group: str | None) -> Copy:
         """The program's copy, made empty when there is none."""
         copy = self.copies.get(program)
         if copy is None:
             head = None
             if group is not None:
-                head = self._heads.setdefault(group, Head(group[1]))
+                head = self._heads.setdefault(group, Head())
             copy = Copy(program, head, self._next(), self._now)
             self.copies[program] = copy
         return copy
@@ -80,10 +80,8 @@ class TierCache:
         head = copy.head
         hit = Hit(0, 0)
         if head is not None and head_tokens:
-            if head.in_hbm:
-                hit.hbm_tokens = head_tokens
-            elif head.in_dram:
-                hit.dram_tokens = head_tokens
+            hit.hbm_tokens = min(head_tokens, head.hbm_tokens)
+            hit.dram_tokens = max(min(head_tokens, head.dram_tokens) - hit.hbm_tokens, 0)
             self._lock_head(head)
         self._set(copy, locked=True, reading=True)
         kept = copy.kept_tokens // self.page_size * self.page_size
@@ -112,27 +110,31 @@ class TierCache:
             self._unlock_head(copy.head)
         self._forget_empty(copy)
 
+    def forget_tail(self, copy: Copy, private_tokens: int) -> None:
+        """Give back the room of a locked prompt that was not computed beyond `private_tokens`."""
+        self.free += copy.hbm - private_tokens
+        self._set(copy, hbm=private_tokens)
+
     def loaded(self, copy: Copy) -> None:
         """The load that `match` promised is complete; its source may be reclaimed."""
         self._set(copy, reading=False)
 
-    def fill(self, copy: Copy, hit: Hit, private_tokens: int) -> None:
+    def fill(self, copy: Copy, hit: Hit, head_tokens: int, private_tokens: int) -> None:
         """Extend a locked copy to the whole prompt; its room must have been taken."""
         head = copy.head
-        if head is not None and not head.in_hbm and head.num_locks:
-            head.in_hbm = True
-            if self.mode.offload and not head.in_dram and self.dram_free >= head.tokens:
-                head.in_dram = True
-                self.dram_free -= head.tokens
-                self._shelve_head(head)
+        if head is not None and head_tokens > head.hbm_tokens:
+            head.hbm_tokens = head_tokens
+            more = head_tokens - head.dram_tokens
+            if self.mode.offload and 0 < more <= self.dram_free:
+                head.dram_tokens = head_tokens
+                self.dram_free -= more
         self.counters.loaded += hit.dram_tokens
         self._set(copy, hbm=private_tokens)
 
     def missing(self, copy: Copy, head_tokens: int, private_tokens: int) -> int:
         """HBM tokens that a matched prompt still needs."""
-        head = copy.head
-        needs_head = head is not None and head_tokens and not head.in_hbm
-        return private_tokens - copy.hbm + (head.tokens if head is not None and needs_head else 0)
+        head_there = copy.head.hbm_tokens if copy.head is not None else head_tokens
+        return private_tokens - copy.hbm + max(head_tokens - head_there, 0)
 
     def _lock_head(self, head: Head) -> None:
         head.num_locks += 1
@@ -144,14 +146,14 @@ class TierCache:
 
     def _shelve_head(self, head: Head) -> None:
         # Copies on an unlocked head are unlocked, too: they go before it, and then it can go.
-        idle = head.in_hbm and not head.num_locks
+        idle = head.hbm_tokens > 0 and not head.num_locks
         if idle and id(head) not in self._idle_heads:
             self._idle_heads[id(head)] = head
-            self._idle_head_tokens += head.tokens
+            self._idle_head_tokens += head.hbm_tokens
         elif not idle and self._idle_heads.pop(id(head), None) is not None:
-            self._idle_head_tokens -= head.tokens
+            self._idle_head_tokens -= head.hbm_tokens
         # A head in DRAM is needed while a copy in DRAM stands on it.
-        spare = head.in_dram and not head.num_locks and not head.num_dram_children
+        spare = head.dram_tokens > 0 and not head.num_locks and not head.num_dram_children
         if spare:
             self._idle_dram_heads.setdefault(id(head), head)
         else:
@@ -189,9 +191,9 @@ class TierCache:
                 return
         assert self._idle_heads, f"{tokens} tokens of HBM promised, nothing is evictable"
         _, head = self._idle_heads.popitem(last=False)
-        self._idle_head_tokens -= head.tokens
-        head.in_hbm = False
-        self.free += head.tokens
+        self._idle_head_tokens -= head.hbm_tokens
+        self.free += head.hbm_tokens
+        head.hbm_tokens = 0
 
     def _trim_hbm(self, copy: Copy, tokens: int) -> None:
         """Evict the tail of a copy; what DRAM lacks is written back where the mode says so."""
@@ -242,7 +244,7 @@ class TierCache:
         was_reading = spared.reading
         self._set(spared, reading=True)
         doubles = 0 if self.mode.write_through else self._double.tokens
-        heads = sum(head.tokens for head in self._idle_dram_heads.values())
+        heads = sum(head.dram_tokens for head in self._idle_dram_heads.values())
         enough = self.dram_free + heads + doubles + self._sole.tokens >= tokens
         if enough:
             self._trim_heads(tokens)
@@ -258,8 +260,8 @@ class TierCache:
     def _trim_heads(self, tokens: int) -> None:
         while self.dram_free < tokens and self._idle_dram_heads:
             _, head = self._idle_dram_heads.popitem(last=False)
-            head.in_dram = False
-            self.dram_free += head.tokens
+            self.dram_free += head.dram_tokens
+            head.dram_tokens = 0
 
     def _trim_sole(self, label: Label, tokens: int) -> None:
         while self.dram_free < tokens:
@@ -363,11 +365,11 @@ class TierCache:
         """Sums over all copies equal the running counters, and both pools add up."""
         copies = [*self.copies.values(), *self._ownerless]
         heads = self._heads.values()
-        held = sum(c.hbm for c in copies) + sum(h.tokens for h in heads if h.in_hbm)
+        held = sum(c.hbm for c in copies) + sum(h.hbm_tokens for h in heads)
         assert self.free + held + self.growing == self.capacity, (
             f"HBM: {self.free} free + {held} held + {self.growing} growing != {self.capacity}"
         )
-        dram = sum(c.high - c.low for c in copies) + sum(h.tokens for h in heads if h.in_dram)
+        dram = sum(c.high - c.low for c in copies) + sum(h.dram_tokens for h in heads)
         assert self.dram_free + dram == self.dram_capacity, (
             f"DRAM: {self.dram_free} free + {dram} held != {self.dram_capacity}"
         )

@@ -8,16 +8,13 @@ from heapq import heappop, heappush
 
 from kvtier.scheduling.commands import Label
 
-GroupKey = tuple[str, int]
-
 
 @dataclass(slots=True, eq=False)
 class Head:
-    """Tools and system text that the programs of one group share."""
+    """Tools and system text that the programs of one group share, as far as each tier has it."""
 
-    tokens: int
-    in_hbm: bool = False
-    in_dram: bool = False
+    hbm_tokens: int = 0
+    dram_tokens: int = 0
     num_locks: int = 0
     num_hbm_children: int = 0
     num_dram_children: int = 0

@@ -34,6 +34,8 @@ class _Running:
     instance: Instance
     slot: bool
     next_step: int = 0
+    computed_tokens: int = 0
+    """Length of its last context, without the last token, whose KV is never written."""
     request: str | None = None
     arrived_s: float = 0.0
     kept_reported: int = -1
@@ -95,8 +97,9 @@ class Simulation:
             LinkSpec(
                 settings.copy_path,
                 layout.fragment_bytes(),
-                float(settings.gpu.link_bytes_per_s * settings.tp),
-                float(settings.gpu.link_duplex_bytes_per_s * settings.tp),
+                float(settings.gpu.link_bytes_per_s),
+                float(settings.gpu.link_duplex_bytes_per_s),
+                settings.tp,
             ),
         )
         cost = StepCost(settings.model, settings.gpu, settings.tp, settings.efficiency)
@@ -162,9 +165,8 @@ class Simulation:
             self._alive[instance.program] = running
             self.recorder.programs += 1
             plan = instance.plan
-            group = plan.group[0] if plan.group is not None else None
             self._tell(
-                ev.ProgramArrived(instance.program, instance.parent, group, plan.head_tokens)
+                ev.ProgramArrived(instance.program, instance.parent, plan.group, plan.head_tokens)
             )
             self._ask(running, now_s)
 
@@ -179,7 +181,7 @@ class Simulation:
             running.instance.program,
             step.context_tokens,
             step.output_tokens,
-            step.reused_tokens if running.next_step else plan.head_tokens,
+            min(step.reused_tokens, running.computed_tokens),
             plan.group,
             plan.head_tokens,
         )
@@ -192,10 +194,11 @@ class Simulation:
     def _finished(self, running: _Running, request: EngineRequest, now_s: float) -> None:
         del self._requests[request.request]
         running.request = None
+        running.computed_tokens = request.context_tokens
         plan, step = running.instance.plan, running.next_step
         running.next_step += 1
         self.recorder.steps += 1
-        self._tell(ev.RequestFinished(request.program, request.request, request.context_tokens))
+        self._tell(ev.RequestFinished(request.program, request.request, request.context_tokens + 1))
         for after, child in plan.children:
             if after == step:
                 self.recorder.subagents += 1
@@ -288,7 +291,7 @@ class Simulation:
             self._report_residency()
         self._tell(ev.Tick())
         self._on_progress(now_s, self.recorder.programs_ended)
-        if self.recorder.stalled_s(now_s) > _STALL_S:
+        if self.recorder.stalled_s(now_s, len(self._requests)) > _STALL_S:
             raise SimulationError(
                 f"no request finished in {_STALL_S / 3600:.0f} simulated hours; "
                 f"{len(self._requests)} wait: report this run with its seed"

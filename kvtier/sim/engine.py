@@ -6,7 +6,7 @@ lockstep, so a phase of n equal steps is one event, and a new arrival cuts it at
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -84,8 +84,11 @@ class Engine:
     def produced_since_report(self) -> list[tuple[EngineRequest, int]]:
         """Decoding requests with the tokens they produced since the last call."""
         news = []
+        step = self._step
+        if self._phase is not None:
+            step += self._steps_by(self._phase, self._heap.now_s, included=True)
         for request in self._decoding.values():
-            produced = request.produced + self._step - request.joined_step
+            produced = request.produced + step - request.joined_step
             if produced > request.reported:
                 news.append((request, produced - request.reported))
                 request.reported = produced
@@ -103,7 +106,7 @@ class Engine:
             return
         if not (self.waiting or self._prefill) or phase.num_steps == 1:
             return
-        steps = self._steps_by(phase, now_s)
+        steps = min(self._steps_by(phase, now_s, included=False) + 1, phase.num_steps)
         if steps < phase.num_steps:
             self.cache.shrink((phase.num_steps - steps) * len(self._decoding))
             phase.pieces = [(r, tokens // phase.num_steps * steps) for r, tokens in phase.pieces]
@@ -111,16 +114,16 @@ class Engine:
             phase.step_s = self._mean_step_s(phase.pieces, steps)
             self._schedule_end(phase)
 
-    def _steps_by(self, phase: _Phase, now_s: float) -> int:
-        """The first step border of the phase at or after `now_s`, in steps from its start."""
+    def _steps_by(self, phase: _Phase, now_s: float, *, included: bool) -> int:
+        """How many steps of the phase end before `now_s`, or by it if a border there counts."""
         chunks = [(r, tokens // phase.num_steps) for r, tokens in phase.pieces]
 
         def end_s(steps: int) -> float:
             pieces = [(r, chunk * steps) for r, chunk in chunks]
             return phase.start_s + steps * self._mean_step_s(pieces, steps)
 
-        every = range(1, phase.num_steps + 1)
-        return every[min(bisect_left(every, now_s, key=end_s), len(every) - 1)]
+        find = bisect_right if included else bisect_left
+        return find(range(1, phase.num_steps + 1), now_s, key=end_s)
 
     def _schedule_end(self, phase: _Phase) -> None:
         self._version += 1
@@ -130,12 +133,14 @@ class Engine:
 
     def _start_phase(self, now_s: float) -> None:
         self._admit()
+        if not self._clear_growth():
+            return
         num_steps, pieces = self._plan_prefill()
         if self._decoding:
             self._drop_stale_finishes()
             left = self._finishes[0][0] - self._step
             num_steps = min(num_steps, left) if pieces else left
-            num_steps = self._fit_growth(num_steps)
+            num_steps = min(num_steps, self.cache.room // len(self._decoding))
         if not self._decoding and not pieces:
             return
         if pieces and len(pieces) == 1:
@@ -180,17 +185,20 @@ class Engine:
         starts = sum(tokens * (r.context_tokens - r.prefill_left) for r, tokens in pieces)
         return starts / total if total else 0.0
 
-    def _fit_growth(self, num_steps: int) -> int:
-        """Fewer steps, or fewer requests, until the tokens to come have room."""
-        while self._decoding:
-            fitting = self.cache.room // len(self._decoding)
-            if fitting >= 1:
-                return min(num_steps, fitting)
-            if len(self._decoding) > 1:
-                self._retract()
+    def _clear_growth(self) -> bool:
+        """Retract requests until a step of decoding has room; False: wait for a running load.
+
+        The latest admitted goes first, so that the oldest always gets on.
+        """
+        while self.cache.room < len(self._decoding):
+            candidates = [*self._decoding.values(), *self._prefill]
+            if len(candidates) > 1:
+                self._retract(max(candidates, key=lambda r: r.order))
+            elif self._num_loading:
+                return False
             else:
                 self._truncate()
-        return max(num_steps, 1)
+        return True
 
     def _end_phase(self, now_s: float, version: int) -> None:
         if version != self._version or self._phase is None:
@@ -297,7 +305,7 @@ class Engine:
         request.grown = 0
         self._order += 1
         request.order = self._order
-        cache.fill(copy, hit, request.private_tokens)
+        cache.fill(copy, hit, request.head_tokens, request.private_tokens)
         found = min(hit.hbm_tokens + hit.dram_tokens, request.context_tokens - 1)
         self.counters.prompt += request.context_tokens
         self.counters.hbm_hit += min(hit.hbm_tokens, found)
@@ -340,14 +348,20 @@ class Engine:
         if tokens:
             self._copy(Direction.D2H, tokens, lambda _: None)
 
-    def _retract(self) -> None:
-        """Decode ran out of room: the latest admitted request goes back to the queue's head."""
-        request = max(self._decoding.values(), key=lambda r: r.order)
-        self._stop_decoding(request)
-        self.counters.retractions += 1
+    def _retract(self, request: EngineRequest) -> None:
+        """Decode ran out of room: the request goes back to the queue's head."""
         assert request.copy is not None
+        self.counters.retractions += 1
+        if request.request in self._decoding:
+            self._stop_decoding(request)
+            request.reused_tokens = request.context_tokens
+        else:
+            self._prefill.remove(request)
+            self._pending_prefill -= request.prefill_left
+            self.counters.prompt -= request.prefill_left
+            computed = max(request.private_tokens - request.prefill_left, 0)
+            self.cache.forget_tail(request.copy, computed)
         self.cache.release(request.copy, request.head_tokens, request.grown)
-        request.reused_tokens = request.context_tokens
         self.waiting.appendleft(request)
 
     def _truncate(self) -> None:

@@ -76,6 +76,8 @@ class LinkSpec:
     one_way_bytes_per_s: float
     duplex_bytes_per_s: float
     """Sum of both directions when both are busy."""
+    num_ranks: int = 1
+    """Each rank has a link of its own and moves its share: one stands for all."""
 
 
 @dataclass(slots=True)
@@ -97,14 +99,15 @@ class Link:
         self.moved_bytes = dict.fromkeys(Direction, 0)
 
     def submit(self, direction: Direction, num_bytes: int, done: Callable[[float], None]) -> None:
-        """Queue a copy; `done(now_s)` runs when its last byte has arrived."""
+        """Queue a copy of `num_bytes` over all ranks; `done(now_s)` runs with its last byte."""
         spec = self._spec
-        count = -(-num_bytes // spec.fragment_bytes)
+        rank_bytes = num_bytes / spec.num_ranks
+        count = math.ceil(rank_bytes / spec.fragment_bytes)
         speed = copy_bytes_per_s(
             spec.path, direction, spec.fragment_bytes, count, spec.one_way_bytes_per_s
         )
         self._advance(self._heap.now_s)
-        self._channels[direction].append(_Transfer(float(num_bytes), speed, done))
+        self._channels[direction].append(_Transfer(rank_bytes, speed, done))
         self.moved_bytes[direction] += num_bytes
         self._schedule()
 

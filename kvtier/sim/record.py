@@ -44,9 +44,9 @@ class Recorder:
         self._workers[program] = worker
         self.switches += previous is not None and previous != worker
 
-    def stalled_s(self, now_s: float) -> float:
-        """How long no step has ended."""
-        if self.steps != self._seen_steps:
+    def stalled_s(self, now_s: float, num_pending: int) -> float:
+        """How long requests have been pending without any step having ended."""
+        if self.steps != self._seen_steps or not num_pending:
             self._seen_steps, self._seen_s = self.steps, now_s
         return now_s - self._seen_s
 
@@ -62,6 +62,8 @@ class Recorder:
         for running, request in pending:
             if request.produced == 0:
                 self.unanswered_s.append(now_s - running.arrived_s)
+        if self.partial:
+            return  # an interrupt may have cut an event in half
         for engine in engines:
             engine.check_integrity()
         scheduler.check_integrity()
@@ -73,7 +75,9 @@ class Recorder:
         scheduler: Scheduler,
         alive: Mapping[str, Any],
     ) -> None:
-        """Add one point to every series."""
+        """Add one point to every series, one for each time."""
+        if self.series and self.series["t_s"][-1] == now_s:
+            return
         capacity = sum(e.cache.capacity for e in engines.values())
         prompt = sum(e.counters.prompt for e in engines.values())
         hits = sum(e.counters.hbm_hit + e.counters.dram_hit for e in engines.values())

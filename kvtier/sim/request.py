@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvtier.sim.copies import Copy, GroupKey
+from kvtier.sim.copies import Copy
 
 
 @dataclass(slots=True, eq=False)
@@ -18,7 +18,7 @@ class EngineRequest:
     output_tokens: int
     reused_tokens: int
     """Leading prompt tokens that the program, or its group's head, has computed before."""
-    group: GroupKey | None = None
+    group: str | None = None
     head_tokens: int = 0
     on_first_token: Callable[[float], None] = lambda now_s: None
     on_finish: Callable[[float], None] = lambda now_s: None

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
 
-from kvtier.sim.copies import GroupKey
 from kvtier.traces import GapKind, ProgramTrace, Trace
 
 
@@ -53,7 +52,7 @@ class Plan:
     name: str
     steps: tuple[SimStep, ...]
     start_s: float
-    group: GroupKey | None
+    group: str | None
     head_tokens: int
     num_compactions: int
     children: tuple[tuple[int, Plan], ...] = ()
@@ -76,13 +75,6 @@ def plan_programs(trace: Trace, max_context: int, gaps: Gaps, gap_cap_s: float) 
         if program.parent is not None:
             children.setdefault(program.parent, []).append(program)
 
-    # One head per group, as long as the longest: shorter ones are prefixes of it.
-    longest: dict[str, int] = {}
-    for program in trace.programs:
-        if program.shared_group is not None:
-            group_tokens = longest.get(program.shared_group, 0)
-            longest[program.shared_group] = max(group_tokens, program.shared_tokens)
-
     def plan(program: ProgramTrace) -> Plan:
         steps, compactions = fit_steps(program, max_context, gaps, gap_cap_s)
         starts = _step_ends(program)
@@ -91,9 +83,7 @@ def plan_programs(trace: Trace, max_context: int, gaps: Gaps, gap_cap_s: float) 
             for child in children.get(program.program, ())
         )
         head = _head_tokens(program, steps)
-        group = None
-        if program.shared_group is not None and head:
-            group = (program.shared_group, longest[program.shared_group])
+        group = program.shared_group if head else None
         return Plan(program.program, steps, program.start_s, group, head, compactions, inner)
 
     return tuple(plan(program) for program in trace.programs if program.parent is None)

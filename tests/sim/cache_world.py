@@ -9,8 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvtier.scheduling.commands import Label
-from kvtier.sim.cache import CacheMode, TierCache
-from kvtier.sim.copies import Copy, GroupKey, Head
+from kvtier.sim.cache import TierCache
+from kvtier.sim.copies import CacheMode, Copy, Head
+
+Group = tuple[str, int]
+"""A group's name, and how much of its head a program uses."""
 
 NO_OFFLOAD = CacheMode(offload=False, write_through=False, labels=False)
 WRITE_THROUGH = CacheMode(offload=True, write_through=True, labels=False)
@@ -30,7 +33,7 @@ class Life:
     """What the model knows of a program. `computed` counts its private tokens that exist."""
 
     program: str
-    group: GroupKey | None = None
+    group: Group | None = None
     computed: int = 0
     used: int = 0
     running: bool = False
@@ -76,7 +79,7 @@ class CacheWorld:
     cache: TierCache
     strict_recency: bool = False
     lives: dict[str, Life] = field(default_factory=dict)
-    heads: dict[GroupKey, Head] = field(default_factory=dict)
+    heads: dict[str, Head] = field(default_factory=dict)
     clock: int = 0
 
     # Pictures ------------------------------------------------------------------------------
@@ -102,13 +105,13 @@ class CacheWorld:
 
     def free_head_tokens(self) -> int:
         """Heads that no running request stands on: evictable, once their copies have gone."""
-        return sum(h.tokens for h in self.heads.values() if h.in_hbm and not h.num_locks)
+        return sum(h.hbm_tokens for h in self.heads.values() if not h.num_locks)
 
     def spare_head_tokens(self, before: Picture) -> int:
         """Heads in DRAM that neither a running request nor a copy in DRAM stands on."""
         needed = {id(c.head) for c, place in before.places.items() if place.dram}
-        heads = [h for h in self.heads.values() if h.in_dram and not h.num_locks]
-        return sum(h.tokens for h in heads if id(h) not in needed)
+        heads = [h for h in self.heads.values() if not h.num_locks and id(h) not in needed]
+        return sum(h.dram_tokens for h in heads)
 
     def recency(self, copy: Copy) -> int | None:
         """When the copy's program last ran; None for a dead branch."""
@@ -116,17 +119,17 @@ class CacheWorld:
 
     # Operations ----------------------------------------------------------------------------
 
-    def life(self, program: str, group: GroupKey | None = None) -> Life:
+    def life(self, program: str, group: Group | None = None) -> Life:
         return self.lives.setdefault(program, Life(program, group))
 
-    def ask(self, program: str, reused: int, new: int, group: GroupKey | None = None) -> bool:
+    def ask(self, program: str, reused: int, new: int, group: Group | None = None) -> bool:
         """Match, make room, fill: what admission does. False when room was refused."""
         life = self.life(program, group)
         before = self.picture()
-        copy = self.cache.copy_of(program, life.group)
-        head_tokens = life.group[1] if life.group is not None else 0
-        if copy.head is not None and life.group is not None:
-            self.heads[life.group] = copy.head
+        name, head_tokens = life.group if life.group is not None else (None, 0)
+        copy = self.cache.copy_of(program, name)
+        if copy.head is not None and name is not None:
+            self.heads[name] = copy.head
         expected = self._expected_hit(copy, head_tokens, reused)
         hit = self.cache.match(copy, head_tokens, reused)
         assert (hit.hbm_tokens + hit.dram_tokens, hit.hbm_tokens) == expected
@@ -137,7 +140,7 @@ class CacheWorld:
             self.cache.unmatch(copy, head_tokens)
             return False
         loaded = self.cache.counters.loaded
-        self.cache.fill(copy, hit, reused + new)
+        self.cache.fill(copy, hit, head_tokens, reused + new)
         assert self.cache.counters.loaded - loaded == hit.dram_tokens
         assert copy.hbm == reused + new
         life.computed = reused + new
@@ -148,18 +151,18 @@ class CacheWorld:
 
     def _expected_hit(self, copy: Copy, head_tokens: int, reused: int) -> tuple[int, int]:
         """(all tokens, those in HBM) of the longest prefix that is somewhere, in whole pages."""
-        head_in_hbm = head_in_dram = 0
-        if copy.head is not None and head_tokens:
-            head_in_hbm = head_tokens if copy.head.in_hbm else 0
-            head_in_dram = head_tokens if copy.head.in_dram and not head_in_hbm else 0
-            if not head_in_hbm + head_in_dram:
-                return 0, 0
+        in_hbm = in_dram = 0
+        if copy.head is not None:
+            in_hbm = min(head_tokens, copy.head.hbm_tokens)
+            in_dram = max(min(head_tokens, copy.head.dram_tokens) - in_hbm, 0)
+        if in_hbm + in_dram < head_tokens:
+            return in_hbm + in_dram, in_hbm
         somewhere = set(range(copy.hbm)) | set(range(copy.low, copy.high))
         length = 0
         while length < reused and length in somewhere:
             length += 1
         length -= length % self.cache.page_size
-        return head_in_hbm + head_in_dram + length, head_in_hbm + min(length, copy.hbm)
+        return in_hbm + in_dram + length, in_hbm + min(length, copy.hbm)
 
     def take(self, tokens: int) -> bool:
         """`take`, checked: all or nothing, no more than needed, in order. Keeps the tokens."""
@@ -304,11 +307,11 @@ class CacheWorld:
         cache = self.cache
         cache.check_integrity()
         heads = list(self.heads.values())
-        held = sum(c.hbm for c in self.copies()) + sum(h.tokens for h in heads if h.in_hbm)
+        held = sum(c.hbm for c in self.copies()) + sum(h.hbm_tokens for h in heads)
         assert cache.free + held + cache.growing == cache.capacity
         assert cache.growing >= sum(life.grown for life in self.lives.values())
         kept = sum(c.high - c.low for c in self.copies())
-        kept += sum(h.tokens for h in heads if h.in_dram)
+        kept += sum(h.dram_tokens for h in heads)
         assert cache.dram_free + kept == cache.dram_capacity
         assert min(cache.free, cache.dram_free, cache.room, cache.locked) >= 0
         for life in self.lives.values():
@@ -318,6 +321,7 @@ class CacheWorld:
                 continue
             assert max(copy.hbm, copy.high, copy.kept_tokens) <= life.computed
             assert 0 <= copy.low <= copy.high
+            assert copy.low <= copy.hbm or copy.low == copy.high, f"{copy}: DRAM out of reach"
             if not life.running:
                 contiguous = set(range(copy.hbm)) | set(range(copy.low, copy.high))
                 assert contiguous >= set(range(copy.kept_tokens)), f"{copy} has a hole"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvtier.sim.cache import CacheMode, TierCache
-from kvtier.sim.copies import GroupKey
+from kvtier.sim.cache import TierCache
+from kvtier.sim.copies import CacheMode
 from kvtier.sim.cost import StepCost
 from kvtier.sim.engine import Engine
 from kvtier.sim.heap import EventHeap
 from kvtier.sim.link import CopyPath, Link, LinkSpec
 from kvtier.sim.request import EngineRequest, EngineSettings
 
-from .cache_world import NO_OFFLOAD
+from .cache_world import NO_OFFLOAD, Group
 
 KV_BYTES = 1000
 
@@ -65,10 +65,10 @@ class EngineWorld:
         *,
         program: str | None = None,
         reused: int = 0,
-        group: GroupKey | None = None,
+        group: Group | None = None,
     ) -> None:
-        head = group[1] if group is not None else 0
-        request = EngineRequest(name, program or name, context, output, reused, group, head)
+        shared, head = group if group is not None else (None, 0)
+        request = EngineRequest(name, program or name, context, output, reused, shared, head)
 
         def first_token(now_s: float) -> None:
             assert name not in self.first, f"{name} had two first tokens"

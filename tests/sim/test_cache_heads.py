@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from kvtier.sim.cache import CacheMode, TierCache
+from kvtier.sim.cache import TierCache
+from kvtier.sim.copies import CacheMode
 
 from .cache_world import LABELS, MODES, NO_OFFLOAD, WRITE_BACK, WRITE_THROUGH, CacheWorld
 
 TOOLS = ("tools", 20)
-OTHER = ("other", 20)
 
 
 def make_world(mode: str = "no-offload", hbm: int = 60, dram: int = 60) -> CacheWorld:
@@ -31,7 +31,7 @@ def test_a_head_stays_while_one_of_its_programs_runs() -> None:
     world.release("a")
     assert not world.ask("c", 0, 31)
     assert world.ask("c", 0, 30)
-    assert world.heads[TOOLS].in_hbm
+    assert world.heads[TOOLS[0]].hbm_tokens == 20
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -41,7 +41,7 @@ def test_a_head_behind_idle_copies_is_room(mode: str) -> None:
     world.release("a")
     assert (world.cache.room, world.cache.locked) == (60, 0)
     assert world.ask("b", 0, 50)
-    assert not world.heads[TOOLS].in_hbm
+    assert world.heads[TOOLS[0]].hbm_tokens == 0
 
 
 def test_a_head_goes_after_the_copies_that_stand_on_it() -> None:
@@ -49,7 +49,7 @@ def test_a_head_goes_after_the_copies_that_stand_on_it() -> None:
     assert world.ask("a", 0, 10, TOOLS)
     world.release("a")
     assert world.ask("b", 0, 40)
-    assert world.heads[TOOLS].in_hbm
+    assert world.heads[TOOLS[0]].hbm_tokens == 20
     assert "a" not in world.cache.copies
 
 
@@ -59,7 +59,7 @@ def test_without_its_head_a_private_part_is_no_hit() -> None:
     world.release("a")
     assert world.ask("b", 0, 60)  # DRAM has room for the private part alone
     world.release("b")
-    copy = world.cache.copy_of("a", TOOLS)
+    copy = world.cache.copy_of("a", "tools")
     assert copy.kept_tokens == 10
     hit = world.cache.match(copy, 20, 10)
     assert (hit.hbm_tokens, hit.dram_tokens) == (0, 0)
@@ -79,7 +79,7 @@ def test_heads_of_programs_that_have_gone_do_not_fill_dram(mode: CacheMode) -> N
 def test_a_prompt_shorter_than_the_groups_head_hits_its_own_part() -> None:
     world = make_world()
     assert world.ask("a", 0, 10, TOOLS)
-    copy = world.cache.copy_of("b", TOOLS)
+    copy = world.cache.copy_of("b", "tools")
     hit = world.cache.match(copy, 12, 0)
     assert (hit.hbm_tokens, hit.dram_tokens) == (12, 0)
 
@@ -87,6 +87,24 @@ def test_a_prompt_shorter_than_the_groups_head_hits_its_own_part() -> None:
 def test_heads_of_different_groups_do_not_serve_each_other() -> None:
     world = CacheWorld(TierCache(60, 0, NO_OFFLOAD, 1))
     assert world.ask("a", 0, 10, TOOLS)
-    copy = world.cache.copy_of("b", OTHER)
+    copy = world.cache.copy_of("b", "other")
     assert world.cache.match(copy, 20, 0).hbm_tokens == 0
     assert world.cache.missing(copy, 20, 5) == 25
+
+
+def test_a_longer_head_extends_the_one_that_is_there() -> None:
+    world = make_world()
+    assert world.ask("a", 0, 10, ("tools", 12))
+    copy = world.cache.copy_of("b", "tools")
+    hit = world.cache.match(copy, 20, 0)
+    assert (hit.hbm_tokens, world.cache.missing(copy, 20, 5)) == (12, 8 + 5)
+
+
+def test_a_program_is_charged_its_own_part_of_a_head() -> None:
+    world = make_world(hbm=40)
+    assert world.ask("long", 0, 5, ("tools", 30))
+    world.release("long")
+    assert world.ask("other", 0, 40)
+    world.release("other")
+    assert world.ask("short", 0, 28, ("tools", 12))
+    assert world.cache.free == 0

@@ -15,7 +15,8 @@ from hypothesis.stateful import (
 )
 
 from kvtier.scheduling.commands import Label
-from kvtier.sim.cache import CacheMode, TierCache
+from kvtier.sim.cache import TierCache
+from kvtier.sim.copies import CacheMode
 
 from .cache_world import MODES, CacheWorld
 
@@ -26,11 +27,11 @@ SETTINGS = settings(
 INDEX = st.integers(0, 6)
 TOKENS = st.integers(0, 60)
 SHARE = st.integers(0, 100)
-GROUPS = (None, ("tools", 20), ("other", 7), None)
+GROUPS = (None, ("tools", 20), ("other", 7), ("tools", 12))
 
 
 class Machine(RuleBasedStateMachine):
-    """Programs p0..p6 over two tiny pools; every fourth pair shares a head."""
+    """Programs p0..p6 over two tiny pools; some share a head, of which they use more or less."""
 
     mode: CacheMode
     strict: bool

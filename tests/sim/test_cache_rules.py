@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvtier.scheduling.commands import Label
-from kvtier.sim.cache import CacheMode, TierCache
+from kvtier.sim.cache import TierCache
+from kvtier.sim.copies import CacheMode
 
 from .cache_world import LABELS, MODES, NO_OFFLOAD, WRITE_BACK, WRITE_THROUGH, CacheWorld
 

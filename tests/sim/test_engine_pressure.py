@@ -25,6 +25,16 @@ def test_when_decode_runs_out_of_room_the_latest_goes_back_and_still_ends_in_ful
     assert counters.prompt == counters.hbm_hit + counters.dram_hit + counters.prefilled
 
 
+def test_a_retracted_request_goes_before_those_that_have_not_run() -> None:
+    world = EngineWorld(hbm=200)
+    world.ask_at(0.0, "first", context=80, output=60)
+    world.ask_at(0.001, "second", context=80, output=60)
+    world.ask_at(0.002, "third", context=150, output=2)
+    world.run()
+    assert world.engine.counters.retractions == 1
+    assert world.ended["second"] < world.first["third"]
+
+
 def test_growth_evicts_what_is_cached_before_anybody_is_retracted() -> None:
     world = EngineWorld(hbm=200)
     world.ask_at(0.0, "cached", context=100, output=1)

@@ -154,6 +154,15 @@ def test_three_overlapping_copies_end_at_the_times_worked_out_by_hand() -> None:
     }
 
 
+def test_a_copy_that_is_nearly_through_does_not_end_with_the_other_direction() -> None:
+    world = World()
+    world.submit_at(0.0, H2D, 500, "up")
+    world.submit_at(0.0, D2H, 510, "down")
+    ends = world.run()
+    assert ends["up"] == pytest.approx(500 / (0.75 * 97.4))
+    assert ends["down"] == pytest.approx(ends["up"] + 10 / 97.4)
+
+
 def test_a_link_whose_directions_do_not_disturb_each_other_shares_nothing() -> None:
     world = World(duplex=1e9)
     world.submit_at(0.0, D2H, 974, "down")
