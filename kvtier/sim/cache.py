@@ -82,7 +82,7 @@ class TierCache:
         if head is not None and head_tokens:
             hit.hbm_tokens = min(head_tokens, head.hbm_tokens)
             hit.dram_tokens = max(min(head_tokens, head.dram_tokens) - hit.hbm_tokens, 0)
-            self._lock_head(head)
+            self._lock_head(head, head_tokens, 1)
         self._set(copy, locked=True, reading=True)
         kept = copy.kept_tokens // self.page_size * self.page_size
         if hit.hbm_tokens + hit.dram_tokens < head_tokens:
@@ -99,7 +99,7 @@ class TierCache:
         for shelf in (self._hbm, self._sole, self._double):
             shelf.touch(copy)
         if copy.head is not None and head_tokens:
-            self._unlock_head(copy.head)
+            self._lock_head(copy.head, head_tokens, -1)
         if copy.doomed:
             self._free(copy)
 
@@ -107,7 +107,7 @@ class TierCache:
         """Undo `match` for a request that is not admitted."""
         self._set(copy, locked=False, reading=False)
         if copy.head is not None and head_tokens:
-            self._unlock_head(copy.head)
+            self._lock_head(copy.head, head_tokens, -1)
         self._forget_empty(copy)
 
     def forget_tail(self, copy: Copy, private_tokens: int) -> None:
@@ -124,6 +124,7 @@ class TierCache:
         head = copy.head
         if head is not None and head_tokens > head.hbm_tokens:
             head.hbm_tokens = head_tokens
+            self._shelve_head(head)
             more = head_tokens - head.dram_tokens
             if self.mode.offload and 0 < more <= self.dram_free:
                 head.dram_tokens = head_tokens
@@ -136,24 +137,24 @@ class TierCache:
         head_there = copy.head.hbm_tokens if copy.head is not None else head_tokens
         return private_tokens - copy.hbm + max(head_tokens - head_there, 0)
 
-    def _lock_head(self, head: Head) -> None:
-        head.num_locks += 1
-        self._shelve_head(head)
-
-    def _unlock_head(self, head: Head) -> None:
-        head.num_locks -= 1
+    def _lock_head(self, head: Head, tokens: int, change: int) -> None:
+        """One running request more, or fewer, uses this much of the head."""
+        head.locks[tokens] += change
+        if not head.locks[tokens]:
+            del head.locks[tokens]
         self._shelve_head(head)
 
     def _shelve_head(self, head: Head) -> None:
-        # Copies on an unlocked head are unlocked, too: they go before it, and then it can go.
-        idle = head.hbm_tokens > 0 and not head.num_locks
-        if idle and id(head) not in self._idle_heads:
-            self._idle_heads[id(head)] = head
-            self._idle_head_tokens += head.hbm_tokens
-        elif not idle and self._idle_heads.pop(id(head), None) is not None:
-            self._idle_head_tokens -= head.hbm_tokens
+        # Copies on a part that nobody has locked are unlocked, too: they go first, then it can go.
+        idle = max(head.hbm_tokens - max(head.locks, default=0), 0)
+        self._idle_head_tokens += idle - head.idle_tokens
+        head.idle_tokens = idle
+        if idle:
+            self._idle_heads.setdefault(id(head), head)
+        else:
+            self._idle_heads.pop(id(head), None)
         # A head in DRAM is needed while a copy in DRAM stands on it.
-        spare = head.dram_tokens > 0 and not head.num_locks and not head.num_dram_children
+        spare = head.dram_tokens > 0 and not head.locks and not head.num_dram_children
         if spare:
             self._idle_dram_heads.setdefault(id(head), head)
         else:
@@ -190,10 +191,10 @@ class TierCache:
                 self._trim_hbm(copy, min(tokens, copy.evictable))
                 return
         assert self._idle_heads, f"{tokens} tokens of HBM promised, nothing is evictable"
-        _, head = self._idle_heads.popitem(last=False)
-        self._idle_head_tokens -= head.hbm_tokens
-        self.free += head.hbm_tokens
-        head.hbm_tokens = 0
+        head = next(iter(self._idle_heads.values()))
+        self.free += head.idle_tokens
+        head.hbm_tokens -= head.idle_tokens
+        self._shelve_head(head)
 
     def _trim_hbm(self, copy: Copy, tokens: int) -> None:
         """Evict the tail of a copy; what DRAM lacks is written back where the mode says so."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from kvtier.scheduling.commands import Label
@@ -15,7 +16,10 @@ class Head:
 
     hbm_tokens: int = 0
     dram_tokens: int = 0
-    num_locks: int = 0
+    locks: Counter[int] = field(default_factory=Counter)
+    """How many running requests use how much of it."""
+    idle_tokens: int = 0
+    """The part in HBM that no running request uses; cache.py keeps it."""
     num_hbm_children: int = 0
     num_dram_children: int = 0
 

@@ -105,12 +105,12 @@ class CacheWorld:
 
     def free_head_tokens(self) -> int:
         """Heads that no running request stands on: evictable, once their copies have gone."""
-        return sum(h.hbm_tokens for h in self.heads.values() if not h.num_locks)
+        return sum(max(h.hbm_tokens - max(h.locks, default=0), 0) for h in self.heads.values())
 
     def spare_head_tokens(self, before: Picture) -> int:
         """Heads in DRAM that neither a running request nor a copy in DRAM stands on."""
         needed = {id(c.head) for c, place in before.places.items() if place.dram}
-        heads = [h for h in self.heads.values() if not h.num_locks and id(h) not in needed]
+        heads = [h for h in self.heads.values() if not h.locks and id(h) not in needed]
         return sum(h.dram_tokens for h in heads)
 
     def recency(self, copy: Copy) -> int | None:
