@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# `run` needs the package alone; tests and lint also need the tools, torch and triton.
 READY := $(VENV)/.ready
+READY_DEV := $(VENV)/.ready-dev
 
 .PHONY: run test test-long lint docs clean
 
@@ -10,13 +12,13 @@ run: $(READY)
 	$(BIN)/kvtier replay --profile coding-autonomous --gpu H200-80GB --programs 80 \
 		--duration 10m --seeds 2 --out build/replay
 
-test: $(READY)
+test: $(READY_DEV)
 	$(BIN)/python -m pytest -q -n auto -m "not long"
 
-test-long: $(READY)
+test-long: $(READY_DEV)
 	$(BIN)/python -m pytest -q -n auto
 
-lint: $(READY)
+lint: $(READY_DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict -p kvtier
@@ -31,5 +33,9 @@ clean:
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("kvtier needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(READY_DEV): $(READY)
+	$(BIN)/python -m pip install --quiet --editable '.[dev,kernels-test]'
 	touch $@

@@ -6,7 +6,8 @@
     ├── TraceError         a trace is missing, damaged beyond repair, or of no known format
     ├── CapacityError      what was asked does not fit into the memory there is
     ├── EventError         an event contradicts what the scheduler was told before
-    └── SimulationError    a simulated run cannot go on
+    ├── SimulationError    a simulated run cannot go on
+    └── CopyError          a copy of pages was asked for that cannot be made
 
 Every message is one line that says what is wrong and what to do. The command line prints it and
 exits with code 2.
@@ -65,3 +66,7 @@ class EventError(KvtierError):
 
 class SimulationError(KvtierError):
     """A simulated run cannot go on."""
+
+
+class CopyError(KvtierError):
+    """Page ids, tensors or a device do not fit a copy; nothing was copied."""

@@ -1,0 +1,205 @@
+"""`TritonCopy`: gather and scatter of pages by Triton kernels, checked before each launch."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+import triton
+from torch import Tensor
+
+from kvtier.errors import CopyError
+from kvtier.kernels import triton_kernels as kernels
+from kvtier.kernels.forms import Form, Shape, choose_form, make_shape
+from kvtier.kernels.ids import Ids, PageIds, check_page_ids
+from kvtier.kernels.pool import PagedPool, check_checksums, check_packed
+
+_KERNELS = {
+    Form.PAGE: kernels.pages_copy,
+    Form.SMALL: kernels.pages_copy_small,
+    Form.PERSISTENT: kernels.pages_copy_persistent,
+    Form.MIXED: kernels.pages_copy_mixed,
+}
+_ELEMENTS = {16: torch.int64, 4: torch.int32, 1: torch.uint8}
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedKernel:
+    """One compiled kernel that this package launches; what `perf.sass` and its tests look at."""
+
+    name: str
+    shape: Shape
+    scatter: bool
+    check: bool
+
+    @property
+    def function(self) -> triton.runtime.JITFunction:
+        """The kernel before compilation."""
+        return _KERNELS[self.shape.form]
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        """Its compile-time arguments by name."""
+        return _constants(self.shape, scatter=self.scatter, check=self.check)
+
+
+def _shipped() -> tuple[ShippedKernel, ...]:
+    """Rows of usual models: pages of GQA (32 KB), MLA (18 KB), tokens (2 KB, 1152 and 656 B)."""
+    shapes = [
+        ("page-32k", make_shape(Form.PAGE, 32768, 16)),
+        ("page-18k", make_shape(Form.PAGE, 18432, 16)),
+        ("small-2k", make_shape(Form.SMALL, 2048, 16)),
+        ("small-1152", make_shape(Form.SMALL, 1152, 16)),
+        ("small-656", make_shape(Form.SMALL, 656, 16)),
+        ("persistent-32k", make_shape(Form.PERSISTENT, 32768, 16)),
+        ("mixed-18k", make_shape(Form.MIXED, 18432, 16)),
+        ("page-word4", make_shape(Form.PAGE, 18436, 4)),
+        ("small-word1", make_shape(Form.SMALL, 1153, 1)),
+    ]
+    return tuple(
+        ShippedKernel(f"{name}-{'scatter' if s else 'gather'}{'-sum' if c else ''}", shape, s, c)
+        for name, shape in shapes
+        for s in (False, True)
+        for c in (False, True)
+    )
+
+
+def _constants(shape: Shape, *, scatter: bool, check: bool) -> dict[str, int | bool]:
+    sizes: dict[str, int | bool]
+    if shape.form is Form.SMALL:
+        sizes = {"ROW": shape.row, "WIDTH": shape.block, "PAGES": shape.pages}
+    elif shape.form is Form.MIXED:
+        sizes = {"BLOCK": shape.block}
+    else:
+        sizes = {"ROW": shape.row, "BLOCK": shape.block}
+    return {**sizes, "UNIT": shape.unit, "SCATTER": scatter, "CHECK": check}
+
+
+SHIPPED = _shipped()
+
+
+def interpreted() -> bool:
+    """Whether this process runs Triton kernels in its interpreter, on CPU tensors."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+class TritonCopy:
+    """Copies by Triton kernels on CUDA tensors, on the current stream (see CopyBackend).
+
+    `form` forces one kernel; by default rows of 4 KiB and more take PAGE, shorter ones SMALL,
+    different ones MIXED. `num_programs` bounds the programs of PERSISTENT: 8 programs of 16 KB in
+    flight cover a PCIe 5 link by calculation. With TRITON_INTERPRET=1 in the environment of the
+    process, CPU tensors are copied in the interpreter.
+    """
+
+    name = "triton"
+
+    def __init__(self, form: Form | None = None, num_programs: int = 8) -> None:
+        if num_programs < 1:
+            raise CopyError(f"num_programs={num_programs} must be at least 1")
+        self.form = form
+        self.num_programs = num_programs
+        self._tables: WeakKeyDictionary[PagedPool, dict[int, Tensor]] = WeakKeyDictionary()
+
+    def gather(
+        self,
+        pool: PagedPool,
+        page_ids: PageIds,
+        packed: Tensor,
+        *,
+        checksums: Tensor | None = None,
+    ) -> None:
+        """packed[i] = page page_ids[i]; ids may repeat."""
+        ids = check_page_ids(page_ids, pool.num_pages, unique=False)
+        self._copy(pool, ids, packed, checksums, scatter=False)
+
+    def scatter(
+        self,
+        pool: PagedPool,
+        page_ids: PageIds,
+        packed: Tensor,
+        *,
+        checksums: Tensor | None = None,
+    ) -> None:
+        """Page page_ids[i] = packed[i]; no id may repeat."""
+        ids = check_page_ids(page_ids, pool.num_pages, unique=True)
+        self._copy(pool, ids, packed, checksums, scatter=True)
+
+    def _copy(
+        self, pool: PagedPool, ids: Ids, packed: Tensor, sums: Tensor | None, *, scatter: bool
+    ) -> None:
+        _check_device(pool.device)
+        check_packed(packed, len(ids), pool)
+        check_checksums(sums, len(ids), pool)
+        if not len(ids):
+            return
+        word = pool.word_bytes(packed.data_ptr())
+        shape = self._shape(pool, word)
+        if sums is not None:
+            sums.zero_()
+        on_device = torch.from_numpy(ids).to(pool.device)
+        elements = packed.view(_ELEMENTS[word])
+        table = self._table(pool, word)
+        constants = _constants(shape, scatter=scatter, check=sums is not None)
+        pointers = (table, on_device, elements, table if sums is None else sums)
+        on_gpu = pool.device.type == "cuda"
+        with torch.cuda.device(pool.device) if on_gpu else nullcontext():
+            self._launch(shape, pointers, len(ids), pool, constants)
+
+    def _shape(self, pool: PagedPool, word: int) -> Shape:
+        uniform = pool.uniform_row_bytes
+        form = self.form if self.form is not None else choose_form(uniform)
+        if uniform is None and form is not Form.MIXED:
+            raise CopyError(
+                f"the {form.value} form needs rows of one length, the pool has "
+                f"{sorted(set(pool.row_bytes))} bytes; use form=None or MIXED"
+            )
+        shape = make_shape(form, max(pool.row_bytes), word)
+        if form is Form.SMALL and choose_form(uniform) is not Form.SMALL:
+            raise CopyError(f"rows of {uniform} bytes are too long for the small form; use PAGE")
+        return shape
+
+    def _launch(
+        self,
+        shape: Shape,
+        pointers: tuple[Tensor, ...],
+        num_pages: int,
+        pool: PagedPool,
+        constants: dict[str, int | bool],
+    ) -> None:
+        segments = pool.num_segments
+        page_words = pool.page_bytes // shape.word_bytes
+        blocks = triton.cdiv(max(pool.row_bytes) // shape.word_bytes, shape.block)
+        sizes: tuple[int, ...] = (page_words,)
+        grid: tuple[int, ...] = (num_pages, segments, blocks)
+        if shape.form is Form.SMALL:
+            grid, sizes = (triton.cdiv(num_pages, shape.pages), segments), (num_pages, page_words)
+        elif shape.form is Form.PERSISTENT:
+            grid = (min(self.num_programs, num_pages), 1)
+            sizes = (num_pages, segments, page_words)
+        kernel = _KERNELS[shape.form]
+        kernel[grid](*pointers, *sizes, **constants, num_warps=shape.num_warps)
+
+    def _table(self, pool: PagedPool, word: int) -> Tensor:
+        """int64[segments, 4] on the pool's device: base, and stride, offset, row in words."""
+        tables = self._tables.setdefault(pool, {})
+        if word not in tables:
+            rows = [
+                [tensor.data_ptr(), stride // word, offset // word, row // word]
+                for tensor, stride, offset, row in zip(
+                    pool.tensors, pool.stride_bytes, pool.offset_bytes, pool.row_bytes, strict=True
+                )
+            ]
+            tables[word] = torch.tensor(rows, dtype=torch.int64).to(pool.device)
+        return tables[word]
+
+
+def _check_device(device: torch.device) -> None:
+    if device.type == "cuda" or (device.type == "cpu" and interpreted()):
+        return
+    raise CopyError(
+        f"the pool is on {device}, Triton copies CUDA tensors; use CpuCopy for host tensors"
+    )
