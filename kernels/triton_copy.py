@@ -140,12 +140,15 @@ class TritonCopy:
         shape = self._shape(pool, word)
         if sums is not None:
             sums.zero_()
-        on_device = torch.from_numpy(ids).to(pool.device)
+        on_device = _upload(ids, pool.device)
         elements = packed.view(_ELEMENTS[word])
         table = self._table(pool, word)
         constants = _constants(shape, scatter=scatter, check=sums is not None)
         pointers = (table, on_device, elements, table if sums is None else sums)
         on_gpu = pool.device.type == "cuda"
+        if on_gpu:
+            # The cached table may be freed with its pool while this stream still reads it.
+            table.record_stream(torch.cuda.current_stream(pool.device))
         with torch.cuda.device(pool.device) if on_gpu else nullcontext():
             self._launch(shape, pointers, len(ids), pool, constants)
 
@@ -195,6 +198,14 @@ class TritonCopy:
             ]
             tables[word] = torch.tensor(rows, dtype=torch.int64).to(pool.device)
         return tables[word]
+
+
+def _upload(ids: Ids, device: torch.device) -> Tensor:
+    host = torch.from_numpy(ids)
+    if device.type != "cuda":
+        return host
+    # Pinned, so that the copy waits for nothing: torch keeps the buffer until it is done.
+    return host.pin_memory().to(device, non_blocking=True)
 
 
 def _check_device(device: torch.device) -> None:
