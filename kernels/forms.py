@@ -27,7 +27,7 @@ _BLOCK_BYTES = 16 * _KIB
 _LANES = {16: 2 * _KIB, 4: 4 * _KIB, 1: 4 * _KIB}
 _SMALL_ROW_BYTES = 4 * _KIB
 _SMALL_TILE_BYTES = 8 * _KIB
-_BYTES_PER_WARP = 4 * _KIB
+_LANES_PER_WARP = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +65,19 @@ def make_shape(form: Form, row_bytes: int, word_bytes: int) -> Shape:
     if form is Form.SMALL:
         width = _power_of_two(row)
         pages = max(min(_SMALL_TILE_BYTES // word_bytes, most) // width, 1)
-        return Shape(form, word_bytes, row, width, pages, _warps(width * pages * word_bytes))
+        return Shape(form, word_bytes, row, width, pages, _warps(width * pages * unit))
     block = min(_power_of_two(row), most)
     return Shape(
         form,
         word_bytes,
         0 if form is Form.MIXED else row,
         block,
-        num_warps=_warps(block * word_bytes),
+        num_warps=_warps(block * unit),
     )
 
 
-def _warps(num_bytes: int) -> int:
-    return min(max(num_bytes // _BYTES_PER_WARP, 1), 4)
+def _warps(num_lanes: int) -> int:
+    return min(max(num_lanes // _LANES_PER_WARP, 1), 4)
 
 
 def _power_of_two(value: int) -> int:

@@ -156,7 +156,8 @@ def pages_copy_persistent(
                 source, target = in_packed, in_pool
             else:
                 source, target = in_pool, in_packed
-            for start in tl.static_range(0, ROW * UNIT, BLOCK * UNIT):
+            # Not unrolled: hoisted loads of a long row would spill.
+            for start in tl.range(0, ROW * UNIT, BLOCK * UNIT):
                 lanes = start + block
                 if ROW % BLOCK == 0:
                     values = tl.load(source + lanes, eviction_policy="evict_first")

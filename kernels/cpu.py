@@ -1,0 +1,258 @@
+"""Copies of pages in host memory: numpy and torch calls that drop the GIL, on a few threads.
+
+Neighbouring segments with the same rows form a slab, and each slab is copied in one of the ways of
+`CpuMethod`. Which is best depends on row bytes, on where the segments lie and on the ids: see
+`choose`. Its figures come from perf.cpu_copy; see docs/cpu-copy.md.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+from itertools import pairwise
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from kvtier.errors import ConfigError, CopyError
+from kvtier.kernels.cpu_rows import (
+    GATHER,
+    SCATTER,
+    Bytes,
+    CpuMethod,
+    Index,
+    Moves,
+    Slab,
+    even_groups,
+    flat_refusal,
+    slabs_of,
+)
+from kvtier.kernels.ids import PageIds, check_page_ids
+from kvtier.kernels.naive import page_checksums
+from kvtier.kernels.pool import PagedPool, check_checksums, check_packed
+
+_LONG_BYTES = 64 << 10  # copying this takes so long that a Python call for it does not show
+_ALONE_BYTES = 1 << 20  # below this, waking a thread costs more than it saves
+_PART_BYTES = 8 << 20  # what a thread takes at a time
+_PIECE_BYTES = 64 << 10  # columns and
+_PIECE_PAGES_BYTES = 256 << 10  # size of what is summed at once: checksums stay within the cache
+
+
+class CpuCopy:
+    """Gather and scatter on host tensors. One object serves any number of threads at a time.
+
+    `num_threads` counts the caller: a copy runs on it and on `num_threads - 1` own threads, which
+    `close` (or leaving the context) ends; close after the last copy has returned.
+    `method` forces one way for all copies; a copy that it cannot do raises CopyError. Raises
+    ConfigError for less than one thread.
+    """
+
+    name = "cpu"
+
+    def __init__(self, num_threads: int = 2, method: CpuMethod | None = None) -> None:
+        if num_threads < 1:
+            raise ConfigError(f"num_threads={num_threads}; pass 1 or more")
+        self.num_threads = num_threads
+        self.method = method
+        self._closed = False
+        self._executor = ThreadPoolExecutor(max(1, num_threads - 1), "kvtier-cpu-copy")
+
+    def gather(
+        self,
+        pool: PagedPool,
+        page_ids: PageIds,
+        packed: Tensor,
+        *,
+        checksums: Tensor | None = None,
+    ) -> None:
+        """packed[i] = the rows of page page_ids[i]; ids may repeat.
+
+        `packed` is uint8[n, page_bytes]; of a part of a pool, only that part's bytes are written.
+        `checksums`, int64[n], receives the sums of `naive.page_checksums` over what was copied.
+        Raises CopyError, before anything is written, for ids, tensors or devices that do not fit.
+        """
+        ids = check_page_ids(page_ids, pool.num_pages, unique=False)
+        self._copy(GATHER, pool, ids.astype(np.int64), packed, checksums)
+
+    def scatter(
+        self,
+        pool: PagedPool,
+        page_ids: PageIds,
+        packed: Tensor,
+        *,
+        checksums: Tensor | None = None,
+    ) -> None:
+        """Page page_ids[i] = packed[i]; ids are unique, other pages keep their bytes.
+
+        Shapes, checksums and errors are those of `gather`; an id that occurs twice is an error.
+        """
+        ids = check_page_ids(page_ids, pool.num_pages, unique=True)
+        self._copy(SCATTER, pool, ids.astype(np.int64), packed, checksums)
+
+    def close(self) -> None:
+        """End the threads once their copies are done; a later copy raises CopyError."""
+        self._closed = True
+        self._executor.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _copy(
+        self,
+        moves: Moves,
+        pool: PagedPool,
+        ids: Index,
+        packed: Tensor,
+        checksums: Tensor | None,
+    ) -> None:
+        if self._closed:
+            raise CopyError("this CpuCopy is closed; make another one")
+        if pool.device.type != "cpu":
+            raise CopyError(f"the pool is on {pool.device}; CpuCopy copies host memory only")
+        check_packed(packed, ids.size, pool)
+        check_checksums(checksums, ids.size, pool)
+        if ids.size == 0:
+            return
+        pages: Bytes = packed.numpy()
+        num_threads = self.num_threads if ids.size * sum(pool.row_bytes) >= _ALONE_BYTES else 1
+        self._run(_copy_parts(moves, self.method, pool, ids, pages, num_threads), num_threads)
+        if checksums is not None:
+            parts = _checksum_parts(pool, pages, checksums.numpy(), num_threads)
+            self._run(parts, num_threads)
+
+    def _run(self, parts: Iterable[Part], num_threads: int) -> None:
+        """Run the parts here and on the threads, each taking the next one; return when all ended.
+
+        Whoever is slowed down takes fewer: a busy thread, or a busy core, holds nobody up.
+        """
+        waiting = deque(parts)
+        helpers = [self._executor.submit(_drain, waiting) for _ in range(num_threads - 1)]
+        try:
+            _drain(waiting)
+        finally:
+            waiting.clear()
+            begun = [helper for helper in helpers if not helper.cancel()]
+            wait(begun)
+        for helper in begun:
+            helper.result()
+
+
+Part = Callable[[], None]
+
+
+def _drain(waiting: deque[Part]) -> None:
+    while True:
+        try:
+            part = waiting.popleft()
+        except IndexError:
+            return
+        part()
+
+
+def choose(slab: Slab, ids: Index, packed: Bytes) -> CpuMethod:
+    """The fastest way that can do this copy.
+
+    RUNS where rows, or runs that are contiguous on both sides, are long. Else FLAT where it can.
+    Else RUNS where its calls are few or long, and SEGMENTS where they are not.
+    """
+    num_runs = ids.size - int(np.count_nonzero(np.diff(ids) == 1))
+    contiguous = packed.shape[1] == slab.row_bytes == slab.stride_bytes
+    run_bytes = slab.row_bytes * ids.size // num_runs if contiguous else slab.row_bytes
+    if run_bytes >= _LONG_BYTES:
+        return CpuMethod.RUNS
+    if flat_refusal(slab, packed) is None:
+        return CpuMethod.FLAT
+    num_calls = num_runs * len(even_groups(slab))
+    call_bytes = slab.num_bytes * ids.size // num_calls
+    few = num_calls <= len(slab.bases)
+    return CpuMethod.RUNS if few or call_bytes >= _LONG_BYTES else CpuMethod.SEGMENTS
+
+
+def _copy_parts(
+    moves: Moves,
+    method: CpuMethod | None,
+    pool: PagedPool,
+    ids: Index,
+    packed: Bytes,
+    num_threads: int,
+) -> list[Part]:
+    """Parts that write different bytes; every check is made before the first one runs."""
+    slabs = slabs_of(pool)
+    if ids.size < num_threads and method is not CpuMethod.FLAT:
+        slabs = [part for slab in slabs for part in _split(slab, num_threads)]
+    parts: list[Part] = []
+    for slab in slabs:
+        way = method or choose(slab, ids, packed)
+        refusal = flat_refusal(slab, packed) if way is CpuMethod.FLAT else None
+        if refusal is not None:
+            raise CopyError(f"method flat cannot do this copy: {refusal}; use another one")
+        # numpy keeps the GIL where it writes the rows of one segment: threads would only queue.
+        alone = way is CpuMethod.SEGMENTS and moves is SCATTER
+        num_parts = 1 if alone else _num_parts(ids.size * slab.num_bytes, num_threads)
+        for first, end in _cuts(ids.size, num_parts):
+            parts.append(partial(moves[way], slab, ids[first:end], packed[first:end]))
+    return parts
+
+
+def _split(slab: Slab, num_parts: int) -> list[Slab]:
+    """The slab cut by segments, for copies of too few pages to cut by those."""
+    return [slab.part(first, end) for first, end in _cuts(len(slab.bases), num_parts)]
+
+
+def _num_parts(num_bytes: int, num_threads: int) -> int:
+    return 1 if num_threads == 1 else max(num_threads, num_bytes // _PART_BYTES)
+
+
+def _cuts(count: int, num_parts: int) -> list[tuple[int, int]]:
+    """[0, count) in at most `num_parts` ranges of nearly the same length, none empty."""
+    edges = [count * part // num_parts for part in range(num_parts + 1)]
+    return [(first, end) for first, end in pairwise(edges) if first < end]
+
+
+def _checksum_parts(
+    pool: PagedPool, packed: Bytes, checksums: Index, num_threads: int
+) -> list[Part]:
+    begin = pool.offset_bytes[0]
+    end = pool.offset_bytes[-1] + pool.row_bytes[-1]
+    num_parts = _num_parts(packed.shape[0] * (end - begin), num_threads)
+    return [
+        partial(_sum_pages, packed[first:last, begin:end], begin, checksums[first:last])
+        for first, last in _cuts(packed.shape[0], num_parts)
+    ]
+
+
+def _sum_pages(copied: Bytes, begin: int, checksums: Index) -> None:
+    """checksums[i] = the sum over copied[i], which are the bytes of page i from `begin` on."""
+    num_pages, num_bytes = copied.shape
+    sums = checksums.view(np.uint64)
+    sums[:] = 0
+    lead = begin % 4
+    edges = [0, *range(_PIECE_BYTES - lead, num_bytes, _PIECE_BYTES), num_bytes]
+    step = max(1, _PIECE_PAGES_BYTES // min(num_bytes, _PIECE_BYTES))
+    for at in range(0, num_pages, step):
+        for first, end in pairwise(edges):
+            sums[at : at + step] += _sum_piece(copied[at : at + step, first:end], begin + first)
+
+
+def _sum_piece(piece: Bytes, position: int) -> npt.NDArray[np.uint64]:
+    """The sums of bytes that begin at `position` of their page.
+
+    A word's weight is its place in the page: its place in the piece plus the words before it.
+    """
+    before, lead = divmod(position, 4)
+    padded = np.pad(piece, ((0, 0), (lead, -(lead + piece.shape[1]) % 4)))
+    words: npt.NDArray[np.uint64] = padded.view("<u4").sum(axis=1, dtype=np.uint64)
+    return page_checksums(padded).view(np.uint64) + words * np.uint64(before)
