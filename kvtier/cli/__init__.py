@@ -1,5 +1,5 @@
 """The `kvtier` command."""
 
-from kvtier.cli.app import main
+from kvtier.cli.entry import main
 
 __all__ = ["main"]

@@ -1,6 +1,6 @@
 """The command tree, and the one place where errors become a line and an exit code."""
 
-import sys
+import errno
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -9,10 +9,13 @@ from typer.exceptions import TyperException
 
 from kvtier import __version__
 from kvtier.cli import config_commands, trace_commands
+from kvtier.cli.output import EXIT_BROKEN_PIPE, note, print_text
 from kvtier.cli.replay import replay
 from kvtier.errors import KvtierError
 
 _EXIT_ERROR = 2
+# What a full or closed device answers; such an error without a file is one of a stream's.
+_STREAM_FAULTS = (errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC)
 
 app = typer.Typer(
     name="kvtier",
@@ -28,7 +31,7 @@ app.command()(replay)
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"kvtier {__version__}")
+        print_text(f"kvtier {__version__}\n")
         raise typer.Exit
 
 
@@ -47,27 +50,32 @@ def root(
 def run(arguments: Sequence[str]) -> int:
     """Run the command line `arguments` (without the program's name); returns the exit code.
 
-    0 on success, 2 after a wrong argument or a KvtierError, 130 after an interrupt (typer's).
+    0 on success, 2 after a wrong argument, a KvtierError or a failing stream, 130 after an
+    interrupt (typer's), 141 when the reader of stdout has gone.
     """
     try:
         code = app(args=list(arguments), prog_name="kvtier", standalone_mode=False)
     except KvtierError as error:
         return _fail(str(error))
     except TyperException as error:
-        return _fail(f"{error.format_message()} (see kvtier --help)")
+        return _fail(f"{error.format_message()} (see {_command_path(error)} --help)")
     except OSError as error:
         # One without a file is no wrong argument but a fault to be seen whole.
-        if error.filename is None:
+        if error.filename is None and error.errno not in _STREAM_FAULTS:
             raise
-        return _fail(f"{error.filename}: {error.strerror}")
+        return _fail(f"{error.filename or 'standard output'}: {error.strerror}")
+    except SystemExit:
+        # So typer and rich end their help when its reader has gone.
+        return EXIT_BROKEN_PIPE
     return code if isinstance(code, int) else 0
 
 
-def main() -> None:
-    """Entry point of the console script."""
-    sys.exit(run(sys.argv[1:]))
+def _command_path(error: TyperException) -> str:
+    """The command that the wrong arguments were given to."""
+    context = getattr(error, "ctx", None)
+    return "kvtier" if context is None else str(context.command_path)
 
 
 def _fail(message: str) -> int:
-    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    note(f"error: {' '.join(message.split())}")
     return _EXIT_ERROR

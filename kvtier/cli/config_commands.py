@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from kvtier.cli.output import print_json, print_table
+from kvtier.cli.output import print_json, print_table, print_text
+from kvtier.cli.paths import path_parser
 
 app = typer.Typer(help="Show the configuration.")
 
@@ -19,7 +20,13 @@ def config() -> None:
 @app.command()
 def show(
     config: Annotated[
-        Path | None, typer.Option("--config", help="TOML file; KVTIER_CONFIG when absent.")
+        Path | None,
+        typer.Option(
+            "--config",
+            help="TOML file; KVTIER_CONFIG when absent.",
+            parser=path_parser("--config"),
+            metavar="PATH",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -49,4 +56,4 @@ def reference() -> None:
     """Print the reference of all settings as Markdown (docs/config.md)."""
     from kvtier.config import reference_markdown
 
-    typer.echo(reference_markdown(), nl=False)
+    print_text(reference_markdown())

@@ -1,13 +1,19 @@
 """`kvtier replay`: a trace through the scheduling core, under several policies, in a simulator."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from kvtier.cli import replay_options as opt
+from kvtier.cli.interrupts import EXIT_INTERRUPTED, deferred_interrupt, raised_interrupt
+from kvtier.cli.output import note
 
+if TYPE_CHECKING:
+    from kvtier.cli.replay_plan import ReplayPlan
+
+_WHOLE = "all runs had ended, and the results are whole"
 DEFAULT_POLICIES = "lru,lru+offload,lru+offload-wb,elapsed,mori,mori+concur"
-_EXIT_INTERRUPTED = 130
 
 
 def replay(
@@ -36,18 +42,29 @@ def replay(
 ) -> None:
     """Replay a trace under several policies in a simulator: table, results.json and two plots."""
     given = dict(locals())
-    from kvtier.cli.replay_output import write_outputs
     from kvtier.cli.replay_plan import ReplayFlags, make_plan
-    from kvtier.cli.replay_runs import run_all
-    from kvtier.report import prepare_folder
+    from kvtier.report import check_folder
 
     flags = {name: given[name] for name in ReplayFlags.__dataclass_fields__}
-    plan = make_plan(ReplayFlags(**flags))
-    prepare_folder(out)
-    outcome = run_all(plan)
-    write_outputs(plan, outcome, _command(ctx), out, as_json=as_json)
-    if outcome.interrupted:
-        raise typer.Exit(_EXIT_INTERRUPTED)
+    with raised_interrupt():
+        check_folder(out)
+    _make(make_plan(ReplayFlags(**flags)), _command(ctx), out, as_json=as_json)
+
+
+def _make(plan: "ReplayPlan", command: list[str], out: Path, *, as_json: bool) -> None:
+    """Runs, then files, then what is printed, so that no failing stream costs a result."""
+    from kvtier.cli.replay_output import print_outcome, write_outcome
+    from kvtier.cli.replay_runs import run_all
+
+    with deferred_interrupt() as interrupt:
+        outcome = run_all(plan, interrupt)
+        written = write_outcome(plan, outcome, command, out)
+    if interrupt.requested:
+        note("interrupted; " + ("the results are partial" if outcome.interrupted else _WHOLE))
+    note(f"written to {out}: {', '.join(path.name for path in written)}")
+    print_outcome(plan, outcome, written[0], as_json=as_json)
+    if interrupt.requested:
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
 def _command(ctx: typer.Context) -> list[str]:

@@ -5,9 +5,18 @@ from typing import Annotated
 
 import typer
 
+from kvtier.cli.paths import path_parser
+
+MOST_SEEDS = 1_000
+
 TracePath = Annotated[
     Path | None,
-    typer.Argument(help="Trace file, or folder of Claude Code transcripts.", show_default=False),
+    typer.Argument(
+        help="Trace file, or folder of Claude Code transcripts.",
+        show_default=False,
+        parser=path_parser("PATH"),
+        metavar="[PATH]",
+    ),
 ]
 Profile = Annotated[
     str | None,
@@ -31,16 +40,20 @@ Gpu = Annotated[str | None, typer.Option(help="Preset. (default: H200; batch-rea
 Tp = Annotated[
     int | None, typer.Option(min=1, help="GPUs that share a model. (default: 1; batch-react: 2)")
 ]
-Workers = Annotated[int, typer.Option(min=1, help="Engines, each with its own HBM and DRAM.")]
+Workers = Annotated[
+    int, typer.Option(min=1, max=1_024, help="Engines, each with its own HBM and DRAM.")
+]
 Programs = Annotated[
-    int | None, typer.Option(min=1, help="Programs at once. (default: 60; batch-react: 256)")
+    int | None,
+    typer.Option(min=1, max=100_000, help="Programs at once. (default: 60; batch-react: 256)"),
 ]
 ModeName = Annotated[
     str | None,
     typer.Option("--mode", help="closed, batch or open. (default: closed; batch-react: batch)"),
 ]
 Duration = Annotated[
-    str | None, typer.Option(help="Simulated time: 90s, 20m, 1h. (default: replay.duration_s)")
+    str | None,
+    typer.Option(help="Simulated time: 90s, 20m, 1h, up to 720h. (default: replay.duration_s)"),
 ]
 DramRatio = Annotated[
     float | None, typer.Option(help="DRAM as a multiple of HBM. (default: replay.dram_ratio)")
@@ -55,7 +68,8 @@ SeedList = Annotated[
     str | None, typer.Option("--seed", help="Seeds, separated by commas. (default: replay.seed)")
 ]
 NumSeeds = Annotated[
-    int | None, typer.Option("--seeds", min=1, help="How many seeds, from replay.seed on.")
+    int | None,
+    typer.Option("--seeds", min=1, max=MOST_SEEDS, help="How many seeds, from replay.seed on."),
 ]
 CopyPathName = Annotated[
     str, typer.Option("--copy-path", help="How pages cross the link: staged, batch-dma, per-page.")
@@ -64,7 +78,21 @@ Bound = Annotated[
     bool, typer.Option("--bound/--no-bound", help="Run infinite HBM beside the policies.")
 ]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="TOML file of settings; KVTIER_CONFIG when absent.")
+    Path | None,
+    typer.Option(
+        "--config",
+        help="TOML file of settings; KVTIER_CONFIG when absent.",
+        parser=path_parser("--config"),
+        metavar="PATH",
+    ),
 ]
-OutFolder = Annotated[Path, typer.Option("--out", help="Folder for results.json and plots.")]
+OutFolder = Annotated[
+    Path,
+    typer.Option(
+        "--out",
+        help="Folder for results.json and plots.",
+        parser=path_parser("--out"),
+        metavar="PATH",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print results.json instead of the table.")]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvtier.cli.output import is_terminal, plain, print_text, width_columns
 from kvtier.cli.replay_plan import ReplayPlan
 from kvtier.cli.replay_runs import Outcome
 from kvtier.report import (
@@ -13,18 +13,18 @@ from kvtier.report import (
     describe_trace,
     encode_results,
     group_runs,
-    print_report,
-    write_atomically,
+    render_report,
     write_plots,
+    write_results,
 )
 from kvtier.scheduling import policy
 from kvtier.sim import Gaps, Mode
 
 
-def write_outputs(
-    plan: ReplayPlan, outcome: Outcome, command: Sequence[str], folder: Path, *, as_json: bool
-) -> None:
-    """Write results.json, print the table or the JSON, then draw the plots."""
+def write_outcome(
+    plan: ReplayPlan, outcome: Outcome, command: Sequence[str], folder: Path
+) -> list[Path]:
+    """Write results.json, then the plots; returns the paths in this order."""
     encoded = encode_results(
         command,
         describe_trace(plan.trace),
@@ -32,38 +32,56 @@ def write_outputs(
         outcome.records,
         partial=outcome.interrupted,
     )
-    results = folder / "results.json"
-    write_atomically(results, lambda file: file.write(encoded))
+    results = write_results(folder, encoded)
     groups = group_runs(outcome.records)
+    subject = _subject(plan, outcome)
+    plots = write_plots(folder, groups, subject, batch=plan.is_batch) if groups else ()
+    return [results, *plots]
+
+
+def print_outcome(plan: ReplayPlan, outcome: Outcome, results: Path, *, as_json: bool) -> None:
+    """Print the tables, or the bytes of `results`."""
     if as_json:
-        sys.stdout.write(encoded.decode())
-        sys.stdout.flush()
-    else:
-        print_report(_header(plan, outcome), groups, batch=plan.is_batch)
-    plots = write_plots(folder, groups, _subject(plan), batch=plan.is_batch) if groups else ()
-    names = ", ".join(path.name for path in (results, *plots))
-    print(f"written to {folder}: {names}", file=sys.stderr)
+        print_text(results.read_text(encoding="utf-8"))
+        return
+    header = [plain(line) for line in _header(plan, outcome)]
+    groups = group_runs(outcome.records)
+    print_text(
+        render_report(
+            header,
+            groups,
+            batch=plan.is_batch,
+            width=width_columns(),
+            styled=is_terminal(),
+        )
+    )
 
 
 def _header(plan: ReplayPlan, outcome: Outcome) -> list[str]:
     trace = plan.trace
     lines = [
-        "SIMULATED replay" + (", PARTIAL: it was interrupted" if outcome.interrupted else ""),
+        "SIMULATED replay" + (f", PARTIAL: {_ran(plan, outcome)}" if outcome.interrupted else ""),
         f"trace  {trace.source} ({trace.format}): {trace.num_programs:,} programs, "
         f"{trace.num_steps:,} steps, sha256 {trace.sha256[:8]}",
     ]
     if trace.warnings:
         repairs = ", ".join(f"{name} {count:,}" for name, count in trace.warnings.items())
         lines.append(f"       repaired or skipped: {repairs}")
-    lines += [f"model  {_machine(plan)}", f"load   {_load(plan)}"]
+    lines += [f"model  {_machine(plan)}", f"load   {_load(plan, outcome)}"]
     if plan.profile_defaults:
         chosen = " ".join(plan.profile_defaults)
         lines.append(f"       {chosen}: defaults of profile batch-react")
-    if len(plan.traces) > 1:
+    if len(_seeds_run(plan, outcome)) > 1:
         lines.append("       figures are means, with lowest-highest over the seeds below")
     if any(policy(run.policy).unbounded for run in plan.runs):
         lines.append("bound  infinite: HBM without end, run without admission")
     return lines
+
+
+def _ran(plan: ReplayPlan, outcome: Outcome) -> str:
+    """How far an interrupted replay came."""
+    whole = sum(not record["partial"] for record in outcome.records)
+    return f"it was interrupted with {whole} of {len(plan.runs)} runs whole"
 
 
 def _machine(plan: ReplayPlan) -> str:
@@ -76,7 +94,7 @@ def _machine(plan: ReplayPlan) -> str:
     )
 
 
-def _load(plan: ReplayPlan) -> str:
+def _load(plan: ReplayPlan, outcome: Outcome) -> str:
     first = plan.first
     length = "until all have ended"
     if first.mode is not Mode.BATCH:
@@ -86,18 +104,26 @@ def _load(plan: ReplayPlan) -> str:
         gaps += f" at {first.gap_cap_s:g} s"
     return (
         f"{first.mode.value}, {first.num_programs} programs, {length}, {gaps}, "
-        f"{first.copy_path.value} copies, {_seeds(plan)}"
+        f"{first.copy_path.value} copies, {_seeds(plan, outcome)}"
     )
 
 
-def _subject(plan: ReplayPlan) -> str:
+def _subject(plan: ReplayPlan, outcome: Outcome) -> str:
     first = plan.first
     return (
         f"{plan.trace.source}; {first.num_programs} programs, {first.model.name} on {first.tp} x "
-        f"{first.gpu.name}, DRAM {first.dram_ratio:g} x HBM, {_seeds(plan)}"
+        f"{first.gpu.name}, DRAM {first.dram_ratio:g} x HBM, {_seeds(plan, outcome)}"
     )
 
 
-def _seeds(plan: ReplayPlan) -> str:
-    seeds = ", ".join(str(seed) for seed in plan.traces)
-    return f"{'seeds' if len(plan.traces) > 1 else 'seed'} {seeds}"
+def _seeds(plan: ReplayPlan, outcome: Outcome) -> str:
+    """The seeds that ran, and how many were asked for where those are more."""
+    run = _seeds_run(plan, outcome)
+    text = f"{'seed' if len(run) == 1 else 'seeds'} {', '.join(map(str, run)) or 'none'}"
+    missing = len(plan.traces) - len(run)
+    return f"{text} ({missing} more not begun)" if missing else text
+
+
+def _seeds_run(plan: ReplayPlan, outcome: Outcome) -> list[int]:
+    begun = {record["seed"] for record in outcome.records}
+    return [seed for seed in plan.traces if seed in begun]

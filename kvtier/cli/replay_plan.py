@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kvtier.cli.drawing import draw
+from kvtier.cli.replay_options import MOST_SEEDS
 from kvtier.config import Config, resolve
 from kvtier.errors import ConfigError, UnknownNameError
 from kvtier.hardware import kv_capacity_tokens, load_gpu
@@ -23,10 +26,12 @@ from kvtier.scheduling import (
 from kvtier.scheduling import policy as find_policy
 from kvtier.sim import CopyPath, Gaps, Mode, SimSettings
 from kvtier.sim.request import EngineSettings
-from kvtier.traces import Trace, load, synth
+from kvtier.traces import Trace, load
 
 _T = TypeVar("_T")
 _BOUND = "infinite"
+_DURATION_S = (1.0, 30 * 86_400.0)
+_LARGEST_SEED = 2**63 - 1
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 # A closed loop draws new programs as slots become free: this many for each slot, then again.
 _DRAWN_PER_SLOT = 2
@@ -161,11 +166,18 @@ def _given(value: _T | None, default: _T) -> _T:
     return default if value is None else value
 
 
-def _listed(flag: str, text: str) -> list[str]:
-    """The names between the commas."""
+def _listed(flag: str, text: str, what: str = "name") -> list[str]:
+    """The parts between the commas, each given once."""
     names = [name.strip() for name in text.split(",")]
+    if not any(names):
+        raise ConfigError(
+            f"{flag} {text!r} is empty; write {what}s with commas between, or drop it"
+        )
     if not all(names):
-        raise ConfigError(f"{flag} {text!r} has an empty name; write names with commas between")
+        raise ConfigError(f"{flag} {text!r} has an empty {what}; write {what}s with commas between")
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{flag} {text!r} names {twice!r} twice; drop one")
     return names
 
 
@@ -183,13 +195,23 @@ def _seeds(flags: ReplayFlags, first: int) -> list[int]:
         return list(range(first, first + (flags.seeds or 1)))
     if flags.seeds is not None:
         raise ConfigError("--seed and --seeds exclude each other; give one of them")
-    names = _listed("--seed", flags.seed)
-    if not all(name.isascii() and name.isdigit() for name in names):
-        raise ConfigError(f"--seed {flags.seed!r} must be whole numbers, as in --seed 0,1,2")
+    names = _listed("--seed", flags.seed, "number")
+    if len(names) > MOST_SEEDS:
+        raise ConfigError(f"--seed names {len(names):,} seeds; give {MOST_SEEDS:,} at most")
+    if not all(re.fullmatch("[0-9]{1,19}", name) and int(name) <= _LARGEST_SEED for name in names):
+        raise ConfigError(
+            f"--seed {_cut(flags.seed)!r} must be whole numbers from 0 to 2^63 - 1, as in "
+            "--seed 0,1,2"
+        )
     seeds = [int(name) for name in names]
     if len(set(seeds)) != len(seeds):
         raise ConfigError(f"--seed {flags.seed!r} names a seed twice; drop one")
     return seeds
+
+
+def _cut(text: str) -> str:
+    """Enough of what was given to know it by."""
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _mode(name: str) -> Mode:
@@ -214,6 +236,12 @@ def _check_pointless(flags: ReplayFlags, mode: Mode, config: Config) -> None:
         raise ConfigError("--programs has no meaning in open mode: the trace says who arrives when")
     if mode is Mode.OPEN and flags.profile is not None:
         raise ConfigError("open mode needs recorded arrivals; give a trace file, or --mode batch")
+    low, high = _DURATION_S
+    if mode is not Mode.BATCH and not low <= config.replay.duration_s <= high:
+        raise ConfigError(
+            f"replay.duration_s={config.replay.duration_s:g} is out of range; give a --duration "
+            "from 1s to 720h (30 days)"
+        )
     if flags.gap_cap is not None and config.replay.gaps != "capped":
         raise ConfigError(f"--gap-cap has no meaning with --gaps {config.replay.gaps}; drop one")
 
@@ -247,7 +275,7 @@ def _traces(
         return dict.fromkeys(seeds, load(flags.path))
     assert flags.profile is not None
     count = programs * (_DRAWN_PER_SLOT if mode is Mode.CLOSED else 1)
-    return {seed: synth(flags.profile, count, seed) for seed in seeds}
+    return {seed: draw(flags.profile, count, seed) for seed in seeds}
 
 
 def _chosen_by_profile(flags: ReplayFlags, defaults: Load) -> tuple[str, ...]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
-from types import FrameType
 from typing import Any, Protocol
 
+from kvtier.cli.interrupts import Interrupt
+from kvtier.cli.output import note
 from kvtier.cli.replay_plan import ReplayPlan
 from kvtier.sim import Mode, SimSettings, simulate
 
@@ -36,14 +36,14 @@ class Progress(Protocol):
         """It is over."""
 
 
-def run_all(plan: ReplayPlan) -> Outcome:
+def run_all(plan: ReplayPlan, interrupt: Interrupt) -> Outcome:
     """Make every run of the plan.
 
-    The first SIGINT ends the run under way at its next tick, where its state is whole, and starts
-    no other; a second one raises KeyboardInterrupt at once.
+    An interrupt that is requested ends the run under way at its next tick, where its state is
+    whole, and starts no other.
     """
     outcome = Outcome()
-    with _deferred_interrupt() as interrupt, _progress(len(plan.runs)) as progress:
+    with _progress(len(plan.runs)) as progress:
         for settings in plan.runs:
             if interrupt.requested:
                 outcome.interrupted = True
@@ -55,7 +55,7 @@ def run_all(plan: ReplayPlan) -> Outcome:
 
 
 def _run(
-    plan: ReplayPlan, settings: SimSettings, progress: Progress, interrupt: _Interrupt
+    plan: ReplayPlan, settings: SimSettings, progress: Progress, interrupt: Interrupt
 ) -> dict[str, Any]:
     def on_progress(now_s: float, num_ended: int) -> None:
         if settings.mode is Mode.BATCH:
@@ -72,31 +72,9 @@ def _run(
     return record
 
 
-@dataclass(slots=True)
-class _Interrupt:
-    requested: bool = False
-
-
-@contextmanager
-def _deferred_interrupt() -> Iterator[_Interrupt]:
-    interrupt = _Interrupt()
-
-    def note(signum: int, frame: FrameType | None) -> None:
-        del signum, frame
-        if interrupt.requested:
-            raise KeyboardInterrupt
-        interrupt.requested = True
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield interrupt
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 @contextmanager
 def _progress(num_runs: int) -> Iterator[Progress]:
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield _Lines(num_runs)
         return
     from rich.console import Console
@@ -132,11 +110,9 @@ class _Lines:
         """Say what the run was, and how fast."""
         self._num_done += 1
         rate = simulated_s / wall_s
-        print(
+        note(
             f"run {self._num_done}/{self._num_runs}: {_name(settings)}, {simulated_s:,.0f} "
-            f"simulated s in {wall_s:.1f} s ({rate:,.0f} simulated s per s)",
-            file=sys.stderr,
-            flush=True,
+            f"simulated s in {wall_s:.1f} s ({rate:,.0f} simulated s per s)"
         )
 
 

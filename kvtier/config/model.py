@@ -7,7 +7,7 @@ this project.
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 def _setting(
@@ -34,6 +34,14 @@ def _setting(
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_truth(cls, value: Any) -> Any:
+        """No setting is a truth value, and `true` for a number is a slip rather than a 1."""
+        if isinstance(value, bool):
+            raise ValueError("neither true nor false is a value here")
+        return value
 
 
 class SchedulerConfig(_Section):

@@ -60,7 +60,10 @@ def resolve(
 
 def _file_from(environ: Mapping[str, str]) -> Path | None:
     name = environ.get(CONFIG_VARIABLE)
-    return Path(name) if name else None
+    try:
+        return Path(name).expanduser() if name else None
+    except RuntimeError as error:
+        raise ConfigError(f"{CONFIG_VARIABLE}={name}: no such user; give another path") from error
 
 
 def _from_flags(flags: Mapping[str, object], settings: Mapping[str, Setting]) -> dict[str, _Given]:

@@ -67,6 +67,8 @@ def parse_model(
     outside the model of `ModelSpec`; UnknownNameError for another `model_type`.
     """
     fields = Fields(values, where)
+    if "model_type" not in values:
+        raise ConfigError(f"{where}: model_type is missing; is this a model's config.json?")
     family = fields.get("model_type", "")
     if family not in MODEL_TYPES:
         raise UnknownNameError(f"model_type in {where}", family, MODEL_TYPES)

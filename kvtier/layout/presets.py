@@ -96,21 +96,34 @@ def load_model(name_or_path: str) -> ModelSpec:
     """The model of that preset name, or of that `config.json` or folder that holds one.
 
     Names are matched without regard to letter case; an owner before a slash is ignored where no
-    such path exists. Raises UnknownNameError when it is neither a preset nor a path, ConfigError
-    when the file cannot be read or does not describe a model that `ModelSpec` can hold.
+    such path exists, and `~` is expanded. Raises UnknownNameError for a name that is no preset,
+    ConfigError when a path leads nowhere, the file cannot be read or does not describe a model
+    that `ModelSpec` can hold.
     """
     spec = _preset(name_or_path)
     if spec is not None:
         return spec
-    path = Path(name_or_path)
+    path = _path(name_or_path)
     if path.is_dir():
         return _load_file(path / "config.json")
     if path.suffix == ".json" or path.is_file():
         return _load_file(path)
     spec = _preset(name_or_path.rsplit("/", 1)[-1])
-    if spec is None:
-        raise UnknownNameError("model", name_or_path, known_models())
-    return spec
+    if spec is not None:
+        return spec
+    if "/" in name_or_path:
+        raise ConfigError(
+            f"{path}: no such file or folder; name a config.json or a preset "
+            f"({', '.join(known_models())})"
+        )
+    raise UnknownNameError("model", name_or_path, known_models())
+
+
+def _path(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"model {text}: no such user; give another path") from error
 
 
 def _preset(wanted: str) -> ModelSpec | None:

@@ -17,17 +17,22 @@ _TTFT = (("ttft_p50_s", "p50", BLUE, "o"), ("ttft_p90_s", "p90", VERMILION, "s")
 
 
 def draw_overview(groups: Sequence[Group], subject: str, *, batch: bool) -> Figure:
-    """Output and TTFT by policy, in batch mode the makespan before them; the bound is a line."""
+    """Output and TTFT by policy, in batch mode the makespan before them.
+
+    The bound is a line; where nothing else ran it is a row.
+    """
     from matplotlib.figure import Figure
 
     bars = [("output_tok_per_s", "Output, tok/s", SKY)]
     if batch:
         bars.insert(0, ("makespan_s", "Makespan, s (lower is better)", ORANGE))
-    rows = [group for group in groups if not group.is_bound]
-    bound = next((group for group in groups if group.is_bound and not group.partial), None)
+    policies = [group for group in groups if not group.is_bound]
+    rows = policies or list(groups)
+    whole = (group for group in groups if group.is_bound and not group.partial)
+    bound = next(whole, None) if policies else None
     height = 1.9 + _ROW_INCHES * max(len(rows), 3)
     figure = Figure(figsize=(3.2 + 3.3 * (len(bars) + 1), height), layout="constrained")
-    figure.suptitle(f"Simulated: {_title(batch)}\n{subject}", fontsize=10)
+    figure.suptitle(f"Simulated: {_title(batch)}\n{subject}", fontsize=10, parse_math=False)
     axes = figure.subplots(1, len(bars) + 1, sharey=True, squeeze=False)[0]
     for panel, (field, title, colour) in zip(axes, bars, strict=False):
         _draw_bars(panel, rows, field, colour)
@@ -92,7 +97,8 @@ def _draw_ttft(panel: Axes, rows: Sequence[Group], bound: Group | None) -> None:
         limit = bound.spread(field) if bound is not None else None
         if limit is not None:
             panel.axvline(limit.mean, color=colour, ls="--", lw=1.0, label=f"{name}, infinite HBM")
-    panel.set_xscale("log")
+    if any(group.spread(field) is not None for field, *_ in _TTFT for group in rows):
+        panel.set_xscale("log")
     panel.xaxis.set_major_formatter("{x:g}")
     panel.set_title("TTFT, s (log scale, lower is better)")
     panel.grid(axis="x", alpha=0.3, lw=0.6)

@@ -92,15 +92,16 @@ def _minutes(run: Record) -> list[float]:
 
 
 def _panels(groups: Sequence[Group], title: str) -> tuple[Figure, list[tuple[Axes, Group]]]:
-    """A grid with a panel for each group that has a series; the bound has no use for one."""
+    """A grid with a panel for each group that has a series; the bound has one where it is alone."""
     from matplotlib.figure import Figure
 
-    shown = [g for g in groups if not g.is_bound and g.runs[0]["series"]]
+    drawn = [g for g in groups if g.runs[0]["series"]]
+    shown = [g for g in drawn if not g.is_bound] or drawn
     columns = _num_columns(len(shown))
     rows = max(math.ceil(len(shown) / columns), 1)
     size = (max(_PANEL_INCHES[0] * columns, 6.0), _HEADER_INCHES + _PANEL_INCHES[1] * rows)
     figure = Figure(figsize=size, layout="constrained")
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(title, fontsize=10, parse_math=False)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
     for unused in grid[len(shown) :]:
         unused.set_axis_off()

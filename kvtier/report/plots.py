@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvtier.files import write_atomically
 from kvtier.report.figures import Group
-from kvtier.report.files import write_atomically
 from kvtier.report.plot_overview import draw_overview
 from kvtier.report.plot_series import draw_places, draw_windows
 
@@ -31,11 +31,13 @@ def write_plots(
     """Write `overview` and `places` (`window` in batch mode) as PNG and SVG; returns the paths.
 
     `subject` names trace, model and load under the titles. Series are those of each group's first
-    run. Raises OSError when the folder cannot be written.
+    run. A character that the font lacks is drawn as a question mark. Raises OSError when the folder
+    cannot be written.
     """
     import matplotlib as mpl
 
     with mpl.rc_context(_STYLE):
+        subject = _drawable(subject)
         figures = {
             "overview": draw_overview(groups, subject, batch=batch),
             "window" if batch else "places": (draw_windows if batch else draw_places)(
@@ -60,3 +62,11 @@ def _save(folder: Path, name: str, figure: Figure) -> list[Path]:
         )
         paths.append(path)
     return paths
+
+
+def _drawable(text: str) -> str:
+    """`text` in the characters of the font that draws it."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    known = get_font(findfont(FontProperties())).get_charmap()
+    return "".join(c if ord(c) in known and c.isprintable() else "?" for c in text)

@@ -1,21 +1,27 @@
-"""The report in the terminal: header, two tables that fit 100 columns, and the verdict."""
+"""The report as text: header, tables that fit the width, and the verdict."""
 
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from io import StringIO
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from kvtier.report.figures import Group, Spread
+from kvtier.report.numbers import number, percent, scaled
 from kvtier.report.verdict import verdict
 
-_PIPED_WIDTH_COLUMNS = 100
+_LEAST_WIDTH_COLUMNS = 60
+_NO_LIMIT_COLUMNS = 10_000
+_BETWEEN_COLUMNS = 2
+_POLICY = "policy\n"
+_ADMISSION = "admission\n"
 _ABSENT = "-"
 
 
@@ -25,27 +31,6 @@ class _Column:
     field: str
     show: Callable[[float], str]
     batch_only: bool = False
-
-
-def number(value: float) -> str:
-    """Three significant digits at least, thousands separated."""
-    size = abs(value)
-    if size >= 99.95 or value == 0:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
-
-
-def percent(value: float) -> str:
-    """A share in per cent."""
-    return f"{100 * value:.0f} %"
-
-
-def scaled(value: float) -> str:
-    """Three significant digits with an SI prefix: 1.23M."""
-    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= factor:
-            return number(value / factor) + prefix
-    return number(value)
 
 
 _OUTCOME = (
@@ -68,28 +53,73 @@ _CAUSES = (
 )
 
 
-def print_report(header: Sequence[str], groups: Sequence[Group], *, batch: bool) -> None:
-    """Print header, tables and verdict to stdout, at the terminal's width or 100 columns."""
-    width = None if sys.stdout.isatty() else _PIPED_WIDTH_COLUMNS
-    console = Console(width=width, highlight=False)
-    for line in header:
-        console.print(Text(line))
-    for columns in (_OUTCOME, _CAUSES):
+def render_report(
+    header: Sequence[str], groups: Sequence[Group], *, batch: bool, width: int, styled: bool
+) -> str:
+    """Header, tables and verdict for `width` columns, 60 at least; `styled` keeps bold and dim.
+
+    Figures that do not fit beside the names go to a further table with the same names.
+    """
+    width = max(width, _LEAST_WIDTH_COLUMNS)
+    console = Console(
+        # Tables are cut to size here and never by the console.
+        width=_NO_LIMIT_COLUMNS,
+        file=StringIO(),
+        highlight=False,
+        force_terminal=styled,
+        color_system="standard" if styled else None,
+    )
+    with console.capture() as capture:
+        for line in header:
+            _print_wrapped(console, Text(line), width)
+        for topic in (_OUTCOME, _CAUSES):
+            shown = [column for column in topic if batch or not column.batch_only]
+            for columns in _split(shown, groups, width):
+                console.print()
+                console.print(_table(columns, groups))
         console.print()
-        console.print(_table(columns, groups, batch=batch))
-    console.print()
-    console.print(Text(verdict(groups, batch=batch), style="bold"))
+        _print_wrapped(console, Text(verdict(groups, batch=batch), style="bold"), width)
+    text = capture.get()
+    return text if styled else "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
 
-def _table(columns: Sequence[_Column], groups: Sequence[Group], *, batch: bool) -> Table:
-    shown = [column for column in columns if batch or not column.batch_only]
+def _print_wrapped(console: Console, text: Text, width: int) -> None:
+    for line in text.wrap(console, width):
+        line.rstrip()
+        console.print(line)
+
+
+def _split(
+    columns: Sequence[_Column], groups: Sequence[Group], width: int
+) -> Iterator[list[_Column]]:
+    """The columns, table by table: as many as fit beside the names, one at least."""
+    names_width = _width([_POLICY, *map(_name, groups)])
+    names_width += _width([_ADMISSION, *(group.admission for group in groups)])
+    table: list[_Column] = []
+    used = names_width
+    for column in columns:
+        needed = _width([column.title, *(_cell(group, column).plain for group in groups)])
+        if table and used + needed - _BETWEEN_COLUMNS > width:
+            yield table
+            table, used = [], names_width
+        table.append(column)
+        used += needed
+    yield table
+
+
+def _width(texts: Sequence[str]) -> int:
+    """Columns that the cells take, with the space after them."""
+    return max(cell_len(line) for text in texts for line in text.split("\n")) + _BETWEEN_COLUMNS
+
+
+def _table(columns: Sequence[_Column], groups: Sequence[Group]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column("policy\n", overflow="fold")
-    table.add_column("admission\n", overflow="fold")
-    for column in shown:
+    table.add_column(_POLICY, no_wrap=True)
+    table.add_column(_ADMISSION, no_wrap=True)
+    for column in columns:
         table.add_column(column.title, justify="right", no_wrap=True)
     for group in groups:
-        cells = [_cell(group, column) for column in shown]
+        cells = [_cell(group, column) for column in columns]
         style = "dim" if group.is_bound else ""
         table.add_row(Text(_name(group)), Text(group.admission), *cells, style=style)
     return table

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtier.report.figures import Group, Spread
+from kvtier.report.numbers import number
 
 _CLOSE = 0.05
+_LONG_TAIL = 2.0
+_TAIL = "ttft_p99_s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +41,54 @@ def verdict(groups: Sequence[Group], *, batch: bool) -> str:
     """Who is ahead, of whom and by how much; policies within 5 % of the best count as equal.
 
     Compares output tok/s, in batch mode the makespan. The bound is named as such, partial runs are
-    left out.
+    left out. A best policy, or `mori`, whose p99 TTFT is more than twice that of another policy is
+    told of with the requests that got no answer.
     """
     measure = _MAKESPAN if batch else _OUTPUT
     complete = [group for group in groups if not group.partial]
     entries = [entry for g in complete if not g.is_bound and (entry := _entry(g, measure))]
     if not entries:
-        return "No policy ran to its end, so there is nothing to compare."
+        return _without_policies(groups, complete, measure)
     entries.sort(key=lambda e: e.spread.mean, reverse=not measure.lower_is_better)
     bound = next((e for g in complete if g.is_bound and (e := _entry(g, measure))), None)
-    return _compare(entries, measure) + _against_bound(entries[0], bound, measure)
+    text = _compare(entries, measure) + _against_bound(entries[0], bound, measure)
+    return text + _tails([group for group in complete if not group.is_bound], entries[0].label)
+
+
+def _without_policies(groups: Sequence[Group], complete: Sequence[Group], measure: _Measure) -> str:
+    if not all(group.is_bound for group in groups) or not complete:
+        return "No policy ran to its end, so there is nothing to compare."
+    entry = _entry(complete[0], measure)
+    figure = f" ({entry.spread.mean:,.0f} {measure.unit})" if entry is not None else ""
+    return f"Only the bound ran, infinite HBM{figure}: name policies to compare with --policy."
+
+
+def _tails(groups: Sequence[Group], best: str) -> str:
+    """A sentence on the long tails of the best policy and of mori; empty without one."""
+    tails = {group.label: spread.mean for group in groups if (spread := group.spread(_TAIL))}
+    if not tails:
+        return ""
+    shortest = min(tails, key=tails.__getitem__)
+    watched = [group for group in groups if group.label == best or group.policy == "mori"]
+    named = [
+        group
+        for group in watched
+        if group.label in tails and tails[group.label] > _LONG_TAIL * tails[shortest]
+    ]
+    if not named:
+        return ""
+    long = ", ".join(f"{group.label} {number(tails[group.label])} s" for group in named)
+    compared = [*named, next(group for group in groups if group.label == shortest)]
+    unanswered = ", ".join(f"{group.label} {_unanswered(group):,}" for group in compared)
+    return (
+        f" The price is the tail: p99 TTFT is {long}, against {number(tails[shortest])} s of "
+        f"{shortest}; requests without an answer at the end: {unanswered}."
+    )
+
+
+def _unanswered(group: Group) -> int:
+    """Over all seeds."""
+    return sum(run["num_unanswered"] for run in group.runs)
 
 
 def _entry(group: Group, measure: _Measure) -> _Entry | None:

@@ -11,7 +11,7 @@ from kvtier.traces.model import (
     check,
     digest,
 )
-from kvtier.traces.native import write_native
+from kvtier.traces.native import native_target, write_native
 from kvtier.traces.profiles import PROFILES, Profile
 from kvtier.traces.summary import summarize
 from kvtier.traces.synth import synth
@@ -28,6 +28,7 @@ __all__ = [
     "check",
     "digest",
     "load",
+    "native_target",
     "summarize",
     "synth",
     "write_native",

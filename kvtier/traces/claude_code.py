@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from kvtier.errors import TraceError
@@ -12,10 +13,12 @@ from kvtier.traces.claude_thread import Thread
 from kvtier.traces.model import START_DIGITS, ProgramTrace, Trace, build_trace
 from kvtier.traces.records import iter_records
 from kvtier.traces.reuse import claude_head
-from kvtier.traces.sniff import CLAUDE_CODE, READABLE, sniff
+from kvtier.traces.sniff import CLAUDE_CODE, READABLE, recognise, sniff
 from kvtier.traces.values import as_record, as_text
 
 FORMAT = "claude-code"
+# Files of a folder without transcripts that are looked at, to say what is there.
+_LOOKED_AT = 200
 COUNTED = {
     RowKind.SYNTHETIC: "synthetic_reply",
     RowKind.API_ERROR: "api_error",
@@ -46,11 +49,25 @@ def read_claude_folder(path: Path) -> Trace:
     ]
     if not sessions:
         raise TraceError(
-            f"{path}: no Claude Code transcript in this folder; name a folder that holds some, "
-            f"or one file ({READABLE})"
+            f"{path}: no Claude Code transcript in this folder{_found_instead(path)}; name a "
+            f"folder that holds some, or one file ({READABLE})"
         )
     name = path.resolve().name
     return build_trace(FORMAT, _programs(sessions, warnings), warnings, name)
+
+
+def _found_instead(path: Path) -> str:
+    """The other formats in a folder, by the first of its files."""
+    found: Counter[str] = Counter()
+    for file in islice(_files(path), _LOOKED_AT):
+        try:
+            name = recognise(file)
+        except TraceError:
+            continue
+        if name is not None:
+            found[name] += 1
+    kinds = ", ".join(f"{name} ({count})" for name, count in found.items())
+    return f", but {kinds}" if kinds else ""
 
 
 def _files(path: Path) -> Iterator[Path]:

@@ -24,14 +24,24 @@ def load(path: str | os.PathLike[str]) -> Trace:
 
     The format is told by content, and gzip is unpacked when the first bytes say so. Damage is
     repaired or skipped and counted in `Trace.warnings`. Raises TraceError, one line, when there
-    is nothing at `path`, the file is empty, of another format, or holds no model call.
+    is nothing at `path`, or a device or FIFO, or when the file is empty, of another format, or
+    holds no model call.
     """
     place = Path(path)
     try:
-        if place.is_dir():
-            return read_claude_folder(place)
+        is_folder = place.is_dir()
         if not place.exists():
             raise TraceError(f"{place}: no such file or folder; check the path")
     except (OSError, ValueError) as error:
         raise TraceError(f"{place}: cannot be opened ({error}); check the path") from error
-    return _READERS[sniff(place)](place)
+    try:
+        return read_claude_folder(place) if is_folder else _READERS[sniff(place)](place)
+    except TraceError as error:
+        raise TraceError(_with_path(str(error), place)) from error
+
+
+def _with_path(message: str, place: Path) -> str:
+    """Faults of the programs name the trace alone, which is the last part of its path."""
+    if message.startswith(str(place)):
+        return message
+    return f"{place}: {message.removeprefix(f'{place.resolve().name}: ')}"

@@ -5,10 +5,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
 from kvtier.errors import TraceError
+from kvtier.files import irregular, write_atomically
 from kvtier.traces.model import (
     START_DIGITS,
     GapKind,
@@ -54,27 +56,48 @@ def read_native(path: Path) -> Trace:
     return build_trace(FORMAT, programs, warnings, path.name)
 
 
+def native_target(path: str | os.PathLike[str]) -> Path:
+    """The file that `write_native` writes for `path`: at the end of its links, if it is one.
+
+    Raises TraceError when something that is no regular file is there, or no folder to hold it.
+    """
+    place = Path(path)
+    try:
+        fault = irregular(place)
+        target = Path(os.path.realpath(place))
+        fault = fault or ("a loop of links" if target.is_symlink() else None)
+    except OSError as error:
+        raise TraceError(
+            f"{place}: cannot be written ({error.strerror}); name another file"
+        ) from error
+    if fault is not None:
+        raise TraceError(f"{place}: this is {fault} and is not written to; name a file")
+    if not target.parent.is_dir():
+        raise TraceError(f"{place}: cannot be written, {target.parent} is no folder; make it first")
+    return target
+
+
 def write_native(trace: Trace, path: str | os.PathLike[str]) -> None:
     """Write `trace` so that reading it back gives equal programs and the same digest.
 
-    The file appears whole or not at all (written beside `path`, then renamed). The warnings of
-    the trace are not written. Raises TraceError when the trace breaks a rule of the model or the
+    The file appears whole or not at all (written beside its place, then renamed); a link stays and
+    what it points to is written. The warnings of the trace are not written. Raises TraceError when
+    the trace breaks a rule of the model, something that is no regular file is at `path`, or the
     folder cannot be written to.
     """
     check(trace)
-    target = Path(path)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    target = native_target(path)
+
+    def write(file: IO[bytes]) -> None:
+        for row in _rows(trace):
+            file.write(msgspec.json.encode(row) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
     try:
-        with part.open("wb") as file:
-            for row in _rows(trace):
-                file.write(msgspec.json.encode(row) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, target)
+        write_atomically(target, write)
     except OSError as error:
-        raise TraceError(f"{target}: cannot be written ({error.strerror}); check it") from error
-    finally:
-        part.unlink(missing_ok=True)
+        raise TraceError(f"{path}: cannot be written ({error.strerror}); check it") from error
 
 
 def _rows(trace: Trace) -> Iterator[Record]:

@@ -13,6 +13,7 @@ from typing import NoReturn
 import msgspec
 
 from kvtier.errors import TraceError
+from kvtier.files import irregular
 
 Record = dict[str, object]
 
@@ -24,9 +25,13 @@ BOM = b"\xef\xbb\xbf"
 def open_trace(path: Path) -> BufferedIOBase:
     """Open `path` for reading, unpacked when its first bytes say gzip.
 
-    Raises TraceError when it is missing, empty, unreadable or packed otherwise.
+    Raises TraceError when it is missing, no regular file (nothing is opened then), empty,
+    unreadable or packed otherwise.
     """
     try:
+        fault = irregular(path)
+        if fault is not None:
+            raise TraceError(f"{path}: this is {fault} and is not read; copy it to a file first")
         with path.open("rb") as file:
             magic = file.read(4)
         if magic.startswith(GZIP_MAGIC):

@@ -37,14 +37,27 @@ def sniff(path: Path) -> str:
     raise TraceError(f"{path}: {_look(path, records)}; kvtier reads {READABLE}")
 
 
-def _look(path: Path, records: list[Record]) -> str:
+def recognise(path: Path) -> str | None:
+    """What a file of a known format that is not read looks like, such as "a Codex rollout".
+
+    Raises TraceError when the file cannot be read.
+    """
+    records = list(islice(iter_records(path, Counter()), SNIFF_RECORDS))
+    return _other_format(records, read_head(path))
+
+
+def _other_format(records: list[Record], head: bytes) -> str | None:
     for name, holds in _OTHER_SIGNS:
         if any(holds(record) for record in records):
-            return f"this looks like {name}, which is not read: convert it to native JSONL"
+            return name
+    return next((name for name, pattern in _DOCUMENT_SIGNS if pattern.search(head)), None)
+
+
+def _look(path: Path, records: list[Record]) -> str:
     head = read_head(path)
-    for name, pattern in _DOCUMENT_SIGNS:
-        if pattern.search(head):
-            return f"this looks like {name}, which is not read: convert it to native JSONL"
+    name = _other_format(records, head)
+    if name is not None:
+        return f"this looks like {name}, which is not read: convert it to native JSONL"
     if not head.strip():
         return "there is nothing but white space in it; give a trace with at least one record"
     if head.lstrip()[:1] in (b"{", b"["):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvtier import __version__
+from kvtier.cli.drawing import draw
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -16,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def kvtier(
     *arguments: str, cwd: Path, environ: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("KVTIER_")}
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("KVTIER_", "COLUMNS"))}
     return subprocess.run(
         [sys.executable, "-m", "kvtier", *arguments],
         cwd=cwd,
@@ -71,6 +73,29 @@ def test_a_synthetic_trace_can_be_looked_into(tmp_path: Path) -> None:
     assert made.stdout.endswith(f", {summary['steps']} steps\n")
 
 
+def test_trace_info_writes_its_numbers_in_one_way_and_the_digest_whole(tmp_path: Path) -> None:
+    synth = ("trace", "synth", "--profile", "coding-autonomous", "--programs", "40", "--out", "t")
+    assert kvtier(*synth, cwd=tmp_path).returncode == 0
+    out = kvtier("trace", "info", "t", cwd=tmp_path).stdout
+    digest = json.loads(kvtier("trace", "info", "t", "--json", cwd=tmp_path).stdout)["sha256"]
+    assert digest in out
+    rest = out.replace(digest, "")
+    assert re.search(r"│ steps +│ \d,\d{3} ", rest)
+    assert re.search(r"(?<![.\d])\d{4}", rest) is None
+    assert re.search(r"\de[+-]\d", rest) is None
+    assert [line for line in out.splitlines() if line != line.rstrip()] == []
+
+
+def test_a_long_draw_is_announced(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    import kvtier.traces
+
+    monkeypatch.setattr(kvtier.traces, "synth", lambda *arguments: arguments)
+    assert draw("batch-react", 4_999, 0) == ("batch-react", 4_999, 0)
+    assert capsys.readouterr().err == ""
+    draw("batch-react", 100_000, 7)
+    assert capsys.readouterr().err == "drawing 100,000 programs of batch-react, seed 7\n"
+
+
 def test_the_seed_of_a_trace_comes_from_the_configuration(tmp_path: Path) -> None:
     synth = ("trace", "synth", "--profile", "batch-react", "--programs", "2", "--out")
     kvtier(*synth, "flag.jsonl", "--seed", "5", cwd=tmp_path)
@@ -88,7 +113,33 @@ def test_the_seed_of_a_trace_comes_from_the_configuration(tmp_path: Path) -> Non
         ((), ("Missing command",)),
         (("replya",), ("No such command 'replya'",)),
         (("config",), ("Missing command",)),
-        (("config", "show", "--jsn"), ("No such option: --jsn",)),
+        (("config", "show", "--jsn"), ("No such option: --jsn", "see kvtier config show --help")),
+        (("config", "show", "--config", "-"), ("--config -", "streams")),
+        (("config", "show", "--config", ""), ("--config is empty",)),
+        (("trace", "info", ""), ("PATH is empty",)),
+        (("trace", "info", "-"), ("PATH -", "streams are neither read nor written")),
+        (
+            ("trace", "synth", "--profile", "batch-react", "--programs", "1", "--out", "-"),
+            ("--out -", "streams are neither read nor written"),
+        ),
+        (
+            ("trace", "synth", "--profile", "batch-react", "--programs", "1000001", "--out", "t"),
+            ("--programs", "1000000"),
+        ),
+        (
+            (
+                *("trace", "synth", "--profile", "batch-react", "--programs", "900000"),
+                *("--out", "empty.jsonl/t"),
+            ),
+            ("empty.jsonl/t", "cannot be written", "name another file"),
+        ),
+        (
+            (
+                *("trace", "synth", "--profile", "batch-react", "--programs", "1"),
+                *("--seed", "-1", "--out", "t"),
+            ),
+            ("--seed", "greater than or equal to 0"),
+        ),
         (("config", "show", "--config", "none.toml"), ("none.toml", "No such file")),
         (("trace", "info"), ("Missing argument",)),
         (("trace", "info", "none.jsonl"), ("none.jsonl",)),

@@ -208,3 +208,20 @@ def test_the_documented_table_is_current() -> None:
 @given(tick_s=st.floats(min_value=1e-6, max_value=1e9, allow_nan=False))
 def test_a_number_in_the_environment_arrives_as_it_was_written(tick_s: float) -> None:
     assert resolve({}, None, {VARIABLE: repr(tick_s)}).value(KEY) == tick_s
+
+
+@pytest.mark.parametrize("line", ["page_size = true", "mem_fraction = false"])
+def test_a_truth_value_is_no_number(tmp_path: Path, line: str) -> None:
+    message = fault(f"[engine]\n{line}\n", folder=tmp_path)
+    assert message.startswith(f"engine.{line.split()[0]}=")
+    assert "is not allowed; expected:" in message
+
+
+def test_the_home_folder_is_meant_in_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "k.toml").write_text("[scheduler]\ntick_s = 3.0\n")
+    assert resolve({}, None, {"KVTIER_CONFIG": "~/k.toml"}).value(KEY) == 3.0
+    with pytest.raises(ConfigError, match="no such user"):
+        resolve({}, None, {"KVTIER_CONFIG": "~nobody-here/k.toml"})

@@ -40,7 +40,11 @@ class Replay:
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a child that imports this checkout and knows no other settings."""
-    clean = {name: v for name, v in os.environ.items() if not name.startswith("KVTIER_")}
+    clean = {
+        name: v
+        for name, v in os.environ.items()
+        if not name.startswith("KVTIER_") and name != "COLUMNS"
+    }
     return {**clean, "PYTHONPATH": str(ROOT), **(extra or {})}
 
 

@@ -9,32 +9,49 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kvtier.report import write_atomically
+from kvtier.cli import replay_output
+from kvtier.cli.app import run
+from kvtier.files import write_atomically
 
-from .replays import environment
+from .replays import ROOT, environment
 
+SHORT = (
+    *("--profile", "batch-react", "--mode", "closed", "--programs", "3"),
+    *("--policy", "lru", "--no-bound", "--duration", "60s"),
+)
 LONG = (
     *("--profile", "coding-autonomous", "--gpu", "H200-80GB", "--programs", "60"),
     *("--policy", "lru,mori", "--duration", "200h", "--no-bound"),
 )
 
 
-def test_an_interrupt_ends_with_130_and_a_partial_result(
-    start_replay: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
-    process = start_replay(*LONG)
-    wait_for(tmp_path / "out")
-    time.sleep(1.0)
+def test_an_interrupt_ends_with_130_and_a_partial_result(tmp_path: Path) -> None:
+    main_end, child_end = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvtier", "replay", *LONG, "--seeds", "3", "--out", "out"],
+        cwd=tmp_path,
+        env=environment({"COLUMNS": "120", "TERM": "xterm"}),
+        stdout=subprocess.PIPE,
+        stderr=child_end,
+        text=True,
+    )
+    os.close(child_end)
+    read_until(main_end, rb"simulated s per s.*ETA")
+    assert not (tmp_path / "out").exists()
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert "Traceback" not in err
-    assert "PARTIAL" in out
+    seen = read_until(main_end, rb"places.svg\r\n")
+    out, _ = process.communicate(timeout=60)
+    os.close(main_end)
+    assert process.returncode == 130
+    assert b"Traceback" not in seen
+    assert b"interrupted; the results are partial" in seen
+    assert "PARTIAL: it was interrupted with 0 of 6 runs whole" in out
+    assert "seed 0 (2 more not begun)" in out
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["partial"] is True
     assert [(run["policy"], run["partial"]) for run in results["runs"]] == [("lru", True)]
@@ -43,12 +60,42 @@ def test_an_interrupt_ends_with_130_and_a_partial_result(
     assert names == ["overview.png", "overview.svg", "places.png", "places.svg", "results.json"]
 
 
-def wait_for(path: Path) -> None:
-    """Until the folder of results exists: from then on runs are under way."""
+def test_an_interrupt_while_plots_are_drawn_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw = replay_output.write_plots
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return draw(*arguments, **options)
+
+    monkeypatch.setattr(replay_output, "write_plots", interrupted)
+    monkeypatch.chdir(tmp_path)
+    assert run(["replay", *SHORT, "--out", "out"]) == 130
+    out, err = capsys.readouterr()
+    assert "interrupted; all runs had ended, and the results are whole" in err
+    assert "PARTIAL" not in out
+    assert len(list((tmp_path / "out").iterdir())) == 5
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["partial"] is False
+
+
+def test_an_interrupt_during_start_up_ends_with_130_and_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text(
+        "import pathlib, time\npathlib.Path('ready').touch()\ntime.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvtier", "replay"],
+        cwd=tmp_path,
+        env=environment({"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}),
+        stderr=subprocess.PIPE,
+    )
     deadline = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} was never made"
+    while not (tmp_path / "ready").exists():
+        assert time.monotonic() < deadline, "the start-up never came to its imports"
         time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, b"")
 
 
 def test_a_terminal_sees_a_bar_with_rate_and_time_left(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from .replays import Replay
 def run(policy: str, seed: int, tok_per_s: float, **more: Any) -> dict[str, Any]:
     """A record with what a verdict looks at."""
     record = {"policy": policy, "admission": "none", "seed": seed, "partial": False}
-    return {**record, "output_tok_per_s": tok_per_s, "makespan_s": None, **more}
+    figures = {"output_tok_per_s": tok_per_s, "makespan_s": None, "ttft_p99_s": None}
+    return {**record, **figures, "num_unanswered": 0, **more}
 
 
 def say(*runs: dict[str, Any], batch: bool = False) -> str:
@@ -132,6 +133,30 @@ def test_a_batch_is_won_by_the_shortest_makespan() -> None:
     runs = [run("lru", 0, 1.0, makespan_s=300.0), run("mori", 0, 1.0, makespan_s=200.0)]
     assert say(*runs, batch=True) == (
         "mori has the shortest makespan: 200 s, 50 % ahead of lru (300)."
+    )
+
+
+def test_a_long_tail_of_the_best_or_of_mori_is_told_of() -> None:
+    text = say(
+        run("elapsed", 0, 150.0, ttft_p99_s=50.0, num_unanswered=1),
+        run("mori", 0, 149.0, ttft_p99_s=142.0, num_unanswered=7),
+        run("lru", 0, 100.0, ttft_p99_s=23.5),
+        run("infinite", 0, 160.0, ttft_p99_s=0.5),
+    )
+    assert text.endswith(
+        "The price is the tail: p99 TTFT is elapsed 50.0 s, mori 142 s, against 23.5 s of lru; "
+        "requests without an answer at the end: elapsed 1, mori 7, lru 0."
+    )
+
+
+def test_a_tail_of_twice_the_shortest_is_not_told_of() -> None:
+    text = say(run("mori", 0, 150.0, ttft_p99_s=2.0), run("lru", 0, 100.0, ttft_p99_s=1.0))
+    assert "tail" not in text
+
+
+def test_a_bound_without_policies_is_said_to_be_alone() -> None:
+    assert say(run("infinite", 0, 160.0)) == (
+        "Only the bound ran, infinite HBM (160 tok/s): name policies to compare with --policy."
     )
 
 

@@ -60,7 +60,7 @@ def test_the_default_policies_run_with_the_bound_last() -> None:
 
 
 def test_an_attached_admission_wins_and_nothing_runs_twice() -> None:
-    pairs = list_pairs("lru,mori+concur,mori,lru", "concur,fixed:8", bound=False)
+    pairs = list_pairs("lru,mori+concur,mori", "concur,fixed:8", bound=False)
     assert pairs == [
         ("lru", "concur"),
         ("lru", "fixed:8"),

@@ -1,5 +1,6 @@
 """Whatever is wrong with a replay is said in one line before anything runs."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,38 @@ CASES = {
     "no seed": ((*PROFILE, "--seed", "0,x"), ("--seed '0,x'", "whole numbers")),
     "seed twice": ((*PROFILE, "--seed", "1,1"), ("twice",)),
     "seed and seeds": ((*PROFILE, "--seed", "1", "--seeds", "2"), ("--seeds", "one of them")),
+    "negative seed": ((*PROFILE, "--seed", "-1"), ("--seed '-1'", "from 0")),
+    "seed without end": ((*PROFILE, "--seed", "9" * 5000), ("--seed", "2^63")),
+    "empty seed": ((*PROFILE, "--seed", ""), ("--seed ''", "is empty")),
+    "empty admission": ((*PROFILE, "--admission", " "), ("--admission ' '", "is empty")),
+    "policy twice": ((*PROFILE, "--policy", "lru,mori,lru"), ("--policy", "'lru' twice")),
+    "admission twice": ((*PROFILE, "--admission", "none,none"), ("'none' twice",)),
+    "too many programs": ((*PROFILE, "--programs", "100001"), ("--programs", "100000")),
+    "too many workers": ((*PROFILE, "--workers", "1025"), ("--workers", "1024")),
+    "too many seeds": ((*PROFILE, "--seeds", "1001"), ("--seeds", "1000")),
+    "too long a list of seeds": (
+        (*PROFILE, "--seed", ",".join(map(str, range(1001)))),
+        ("--seed names 1,001", "1,000 at most"),
+    ),
+    "too long": ((*PROFILE, "--duration", "721h"), ("duration_s=2.5956e+06", "720h")),
+    "too short": ((*PROFILE, "--duration", "0.5s"), ("duration_s=0.5", "1s")),
+    "endless": ((*PROFILE, "--duration", "9" * 400), ("duration_s",)),
+    "empty path": (("",), ("PATH is empty",)),
+    "empty folder": ((*PROFILE, "--out", ""), ("--out is empty",)),
+    "empty configuration": ((*PROFILE, "--config", ""), ("--config is empty",)),
+    "standard input": (("-",), ("PATH -", "streams are neither read nor written")),
+    "standard output": ((*PROFILE, "--out", "-"), ("--out -", "streams")),
+    "unknown home": ((*PROFILE, "--out", "~nobody-here/x"), ("--out ~nobody-here", "no such user")),
+    "missing model": (
+        (*PROFILE, "--model", "models/x"),
+        ("models/x", "no such file", "Qwen"),
+    ),
+    "missing model at home": ((*PROFILE, "--model", "~/none-here"), ("none-here", "no such file")),
+    "missing config.json": ((*PROFILE, "--model", "none.json"), ("none.json", "No such file")),
+    "no model": ((*PROFILE, "--model", "other.json"), ("other.json", "model_type is missing")),
+    "help of the command": ((*PROFILE, "--modle", "x"), ("see kvtier replay --help",)),
+    "a device": (("zero",), ("zero", "a device", "not read")),
+    "a FIFO": (("fifo",), ("fifo", "a FIFO", "not read")),
     "nobody": ((*PROFILE, "--programs", "0"), ("--programs", "1")),
     "negative DRAM": ((*PROFILE, "--dram-ratio", "-1"), ("dram_ratio", ">= 0")),
     "cap without capping": ((*PROFILE, "--gaps", "raw", "--gap-cap", "5s"), ("--gap-cap", "raw")),
@@ -48,9 +81,11 @@ CASES = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with an empty file and one that is no trace."""
+    """The current folder, with an empty file, one that is no trace, a device and a FIFO."""
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "other.json").write_text('{"a": 1}\n')
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "fifo")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -62,13 +97,14 @@ def test_a_wrong_argument_gives_one_line_and_exit_code_2(
     arguments: tuple[str, ...],
     words: tuple[str, ...],
 ) -> None:
+    before = sorted(path.name for path in folder.iterdir())
     code = run(["replay", *arguments])
     out, err = capsys.readouterr()
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert [word for word in words if word not in err] == []
-    assert sorted(path.name for path in folder.iterdir()) == ["empty.jsonl", "other.json"]
+    assert sorted(path.name for path in folder.iterdir()) == before
 
 
 def test_a_process_ends_with_exit_code_2_and_no_traceback(folder: Path) -> None:
