@@ -204,7 +204,8 @@ def test_the_method_follows_rows_places_and_ids() -> None:
     single, _ = one_allocation(1, 9, 1 << 14)
     gaps = PagedPool.of([torch.empty((9, 1040), dtype=torch.uint8)[:, :1024] for _ in range(2)])
     assert chosen(small, scattered, 4096) is CpuMethod.FLAT
-    assert chosen(large, scattered, 1 << 18) is CpuMethod.RUNS
+    assert chosen(large, scattered, 1 << 18) is CpuMethod.FLAT
+    assert chosen(large.segments(0, 2), scattered, 1 << 18) is CpuMethod.RUNS
     assert chosen(single, scattered, 1 << 14) is CpuMethod.FLAT
     assert chosen(single, adjacent, 1 << 14) is CpuMethod.RUNS
     assert chosen(small.segments(0, 2), scattered, 4096) is CpuMethod.SEGMENTS
