@@ -35,12 +35,16 @@ def simulate(
 
 def summarize_run(simulation: Simulation, trace: Trace) -> dict[str, Any]:
     """The record of a finished simulation: plain numbers, strings, lists."""
-    settings, recorder = simulation.settings, simulation.recorder
-    engines = simulation.engines.values()
-    sums = total(engines)
-    seconds = recorder.end_s or math.inf
-    moves = recorder.moves["demote"] + recorder.moves["promote"] + recorder.moves["drop"]
-    programs = max(recorder.programs, 1)
+    return {
+        **_conditions(simulation, trace),
+        **_engine_figures(simulation),
+        **_program_figures(simulation),
+        "series": simulation.recorder.series,
+    }
+
+
+def _conditions(simulation: Simulation, trace: Trace) -> dict[str, Any]:
+    settings, engines = simulation.settings, simulation.engines.values()
     return {
         "policy": settings.policy,
         "admission": simulation.scheduler.admission.name,
@@ -48,7 +52,7 @@ def summarize_run(simulation: Simulation, trace: Trace) -> dict[str, Any]:
         "programs": settings.num_programs,
         "mode": settings.mode.value,
         "simulated": True,
-        "partial": recorder.partial,
+        "partial": simulation.recorder.partial,
         "model": settings.model.name,
         "gpu": settings.gpu.name,
         "tp": settings.tp,
@@ -58,6 +62,14 @@ def summarize_run(simulation: Simulation, trace: Trace) -> dict[str, Any]:
         "trace_sha256": trace.sha256,
         "hbm_tokens": sum(e.cache.capacity for e in engines),
         "dram_tokens": sum(e.cache.dram_capacity for e in engines),
+    }
+
+
+def _engine_figures(simulation: Simulation) -> dict[str, Any]:
+    recorder, engines = simulation.recorder, simulation.engines.values()
+    sums = total(engines)
+    seconds = recorder.end_s or math.inf
+    return {
         "simulated_s": recorder.end_s,
         "makespan_s": recorder.end_s if recorder.ran_out else None,
         "output_tok_per_s": sums.output / seconds,
@@ -72,9 +84,16 @@ def summarize_run(simulation: Simulation, trace: Trace) -> dict[str, Any]:
         "recomputed_tokens": sums.recomputed,
         "d2h_bytes": sum(e.link.moved_bytes[Direction.D2H] for e in engines),
         "h2d_bytes": sum(e.link.moved_bytes[Direction.H2D] for e in engines),
-        "gpu_busy_share": sums.busy_s / (seconds * settings.num_workers),
+        "gpu_busy_share": sums.busy_s / (seconds * simulation.settings.num_workers),
         "held_s_per_step": recorder.held_s / max(recorder.steps, 1),
-        "moves_per_program": moves / programs,
+    }
+
+
+def _program_figures(simulation: Simulation) -> dict[str, Any]:
+    recorder, sums = simulation.recorder, total(simulation.engines.values())
+    moves = recorder.moves["demote"] + recorder.moves["promote"] + recorder.moves["drop"]
+    return {
+        "moves_per_program": moves / max(recorder.programs, 1),
         "demotions": recorder.moves["demote"],
         "promotions": recorder.moves["promote"],
         "drops": recorder.moves["drop"],
@@ -88,7 +107,6 @@ def summarize_run(simulation: Simulation, trace: Trace) -> dict[str, Any]:
         "programs_started": recorder.programs,
         "programs_ended": recorder.programs_ended,
         "subagents_started": recorder.subagents,
-        "series": recorder.series,
     }
 
 

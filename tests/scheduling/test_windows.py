@@ -37,7 +37,9 @@ def test_a_program_that_ends_frees_its_slot_at_once(policy: str) -> None:
 def test_an_admitted_program_is_never_held_by_the_agent_window(policy: str) -> None:
     s = scene(policy, "fixed:1", hbm_tokens=1000)
     for step in range(5):
-        s.step("a", 10, 10.0 * step, 10.0 * step + 1.0)
+        s.at(10.0 * step)
+        assert forwarded(s.ask("a", 10)) == ["a"]
+        s.at(10.0 * step + 1.0).finish("a")
 
 
 @pytest.mark.parametrize("policy", RULES)
