@@ -339,7 +339,7 @@ class TierCache:
         reading: bool | None = None,
     ) -> None:
         """Change a copy and every sum and order that depends on it."""
-        had, had_dram = copy.hbm > 0, copy.high > copy.low
+        had_dram = copy.high > copy.low
         before = copy.high - copy.low
         copy.hbm = copy.hbm if hbm is None else hbm
         copy.low = copy.low if low is None else low
@@ -354,13 +354,10 @@ class TierCache:
         self._sole.put(copy, copy.sole, sole)
         self._double.put(copy, copy.double, double)
         copy.evictable, copy.sole, copy.double = evictable, sole, double
-        head = copy.head
-        if head is not None:
-            grown = ((copy.hbm > 0) - had, (copy.high > copy.low) - had_dram)
-            if grown != (0, 0):
-                head.num_hbm_children += grown[0]
-                head.num_dram_children += grown[1]
-                self._shelve_head(head)
+        head, has_dram = copy.head, copy.high > copy.low
+        if head is not None and has_dram != had_dram:
+            head.num_dram_children += 1 if has_dram else -1
+            self._shelve_head(head)
 
     def check_integrity(self) -> None:
         """Sums over all copies equal the running counters, and both pools add up."""

@@ -20,7 +20,6 @@ class Head:
     """How many running requests use how much of it."""
     idle_tokens: int = 0
     """The part in HBM that no running request uses; cache.py keeps it."""
-    num_hbm_children: int = 0
     num_dram_children: int = 0
 
 
