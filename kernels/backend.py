@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from torch import Tensor
 
-from kvtier.kernels.ids import PageIds
-from kvtier.kernels.pool import PagedPool
+from kvtier.kernels.ids import Ids, PageIds, check_page_ids
+from kvtier.kernels.pool import PagedPool, check_checksums, check_packed
 
 
-class CopyBackend(Protocol):
+class CopyBackend(ABC):
     """Copies between the pages of a pool and one packed buffer, exact to the byte.
 
     `packed` is contiguous uint8[len(page_ids), pool.page_bytes] on the pool's device, a row for
@@ -21,7 +22,7 @@ class CopyBackend(Protocol):
     fit: see ids.py and pool.py for the checks.
     """
 
-    name: str
+    name: ClassVar[str]
 
     def gather(
         self,
@@ -32,7 +33,7 @@ class CopyBackend(Protocol):
         checksums: Tensor | None = None,
     ) -> None:
         """packed[i] = page page_ids[i]; ids may repeat, the pool is not changed."""
-        ...
+        self._checked(pool, page_ids, packed, checksums, scatter=False)
 
     def scatter(
         self,
@@ -43,4 +44,30 @@ class CopyBackend(Protocol):
         checksums: Tensor | None = None,
     ) -> None:
         """Page page_ids[i] = packed[i]; no id may repeat, other pages keep their bytes."""
-        ...
+        self._checked(pool, page_ids, packed, checksums, scatter=True)
+
+    def _checked(
+        self,
+        pool: PagedPool,
+        page_ids: PageIds,
+        packed: Tensor,
+        checksums: Tensor | None,
+        *,
+        scatter: bool,
+    ) -> None:
+        self._check(pool)
+        ids = check_page_ids(page_ids, pool.num_pages, unique=scatter)
+        check_packed(packed, len(ids), pool)
+        check_checksums(checksums, len(ids), pool)
+        if len(ids):
+            self._copy(pool, ids, packed, checksums, scatter=scatter)
+
+    @abstractmethod
+    def _check(self, pool: PagedPool) -> None:
+        """Raise CopyError unless this backend can copy pools on this device now."""
+
+    @abstractmethod
+    def _copy(
+        self, pool: PagedPool, ids: Ids, packed: Tensor, checksums: Tensor | None, *, scatter: bool
+    ) -> None:
+        """The copy itself: arguments fit one another, and there is at least one id."""

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from kvtier.errors import ConfigError, CopyError
+from kvtier.kernels.backend import CopyBackend
 from kvtier.kernels.cpu_rows import (
     GATHER,
     SCATTER,
@@ -32,9 +33,9 @@ from kvtier.kernels.cpu_rows import (
     flat_refusal,
     slabs_of,
 )
-from kvtier.kernels.ids import PageIds, check_page_ids
+from kvtier.kernels.ids import Ids
 from kvtier.kernels.naive import page_checksums
-from kvtier.kernels.pool import PagedPool, check_checksums, check_packed
+from kvtier.kernels.pool import PagedPool
 
 _LONG_BYTES = 64 << 10  # copying this takes so long that a Python call for it does not show
 _ALONE_BYTES = 1 << 20  # below this, waking a thread costs more than it saves
@@ -43,7 +44,7 @@ _PIECE_BYTES = 64 << 10  # columns and
 _PIECE_PAGES_BYTES = 256 << 10  # size of what is summed at once: checksums stay within the cache
 
 
-class CpuCopy:
+class CpuCopy(CopyBackend):
     """Gather and scatter on host tensors. One object serves any number of threads at a time.
 
     `num_threads` counts the caller: a copy runs on it and on `num_threads - 1` own threads, which
@@ -62,38 +63,6 @@ class CpuCopy:
         self._closed = False
         self._executor = ThreadPoolExecutor(max(1, num_threads - 1), "kvtier-cpu-copy")
 
-    def gather(
-        self,
-        pool: PagedPool,
-        page_ids: PageIds,
-        packed: Tensor,
-        *,
-        checksums: Tensor | None = None,
-    ) -> None:
-        """packed[i] = the rows of page page_ids[i]; ids may repeat.
-
-        `packed` is uint8[n, page_bytes]; of a part of a pool, only that part's bytes are written.
-        `checksums`, int64[n], receives the sums of `naive.page_checksums` over what was copied.
-        Raises CopyError, before anything is written, for ids, tensors or devices that do not fit.
-        """
-        ids = check_page_ids(page_ids, pool.num_pages, unique=False)
-        self._copy(GATHER, pool, ids.astype(np.int64), packed, checksums)
-
-    def scatter(
-        self,
-        pool: PagedPool,
-        page_ids: PageIds,
-        packed: Tensor,
-        *,
-        checksums: Tensor | None = None,
-    ) -> None:
-        """Page page_ids[i] = packed[i]; ids are unique, other pages keep their bytes.
-
-        Shapes, checksums and errors are those of `gather`; an id that occurs twice is an error.
-        """
-        ids = check_page_ids(page_ids, pool.num_pages, unique=True)
-        self._copy(SCATTER, pool, ids.astype(np.int64), packed, checksums)
-
     def close(self) -> None:
         """End the threads once their copies are done; a later copy raises CopyError."""
         self._closed = True
@@ -110,25 +79,20 @@ class CpuCopy:
     ) -> None:
         self.close()
 
-    def _copy(
-        self,
-        moves: Moves,
-        pool: PagedPool,
-        ids: Index,
-        packed: Tensor,
-        checksums: Tensor | None,
-    ) -> None:
+    def _check(self, pool: PagedPool) -> None:
         if self._closed:
             raise CopyError("this CpuCopy is closed; make another one")
         if pool.device.type != "cpu":
             raise CopyError(f"the pool is on {pool.device}; CpuCopy copies host memory only")
-        check_packed(packed, ids.size, pool)
-        check_checksums(checksums, ids.size, pool)
-        if ids.size == 0:
-            return
+
+    def _copy(
+        self, pool: PagedPool, ids: Ids, packed: Tensor, checksums: Tensor | None, *, scatter: bool
+    ) -> None:
+        moves = SCATTER if scatter else GATHER
         pages: Bytes = packed.numpy()
         num_threads = self.num_threads if ids.size * sum(pool.row_bytes) >= _ALONE_BYTES else 1
-        self._run(_copy_parts(moves, self.method, pool, ids, pages, num_threads), num_threads)
+        wide = ids.astype(np.int64)
+        self._run(_copy_parts(moves, self.method, pool, wide, pages, num_threads), num_threads)
         if checksums is not None:
             parts = _checksum_parts(pool, pages, checksums.numpy(), num_threads)
             self._run(parts, num_threads)

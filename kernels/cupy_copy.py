@@ -6,19 +6,19 @@ It is there to be compared with: in tests byte for byte, in benchmarks for speed
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor
 
 from kvtier.errors import CopyError
+from kvtier.kernels.backend import CopyBackend
 from kvtier.kernels.cuda_source import KERNEL_NAME, SOURCE, Variant, make_geometry
 from kvtier.kernels.cupy_device import check_cuda, load_cupy, on_current_stream
-from kvtier.kernels.ids import Ids, PageIds, check_page_ids
-from kvtier.kernels.pool import PagedPool, check_checksums, check_packed
+from kvtier.kernels.ids import Ids
+from kvtier.kernels.pool import PagedPool
+from kvtier.kernels.tables import SegmentTables, upload
 
 
-class CupyCopy:
+class CupyCopy(CopyBackend):
     """Copies by a CuPy RawKernel on CUDA tensors, on torch's current stream (see CopyBackend).
 
     Each variant is compiled at its first use on a device; CuPy keeps it on disk. `max_blocks`
@@ -34,51 +34,23 @@ class CupyCopy:
         self.max_blocks = max_blocks
         self._cupy = load_cupy()
         self._kernels: dict[Variant, Any] = {}
-        self._tables: WeakKeyDictionary[PagedPool, dict[int, Tensor]] = WeakKeyDictionary()
+        self._tables = SegmentTables()
 
-    def gather(
-        self,
-        pool: PagedPool,
-        page_ids: PageIds,
-        packed: Tensor,
-        *,
-        checksums: Tensor | None = None,
-    ) -> None:
-        """packed[i] = page page_ids[i]; ids may repeat."""
-        ids = check_page_ids(page_ids, pool.num_pages, unique=False)
-        self._copy(pool, ids, packed, checksums, scatter=False)
-
-    def scatter(
-        self,
-        pool: PagedPool,
-        page_ids: PageIds,
-        packed: Tensor,
-        *,
-        checksums: Tensor | None = None,
-    ) -> None:
-        """Page page_ids[i] = packed[i]; no id may repeat."""
-        ids = check_page_ids(page_ids, pool.num_pages, unique=True)
-        self._copy(pool, ids, packed, checksums, scatter=True)
+    def _check(self, pool: PagedPool) -> None:
+        check_cuda(pool.device)
 
     def _copy(
         self, pool: PagedPool, ids: Ids, packed: Tensor, checksums: Tensor | None, *, scatter: bool
     ) -> None:
-        check_cuda(pool.device)
-        check_packed(packed, len(ids), pool)
-        check_checksums(checksums, len(ids), pool)
-        if not len(ids):
-            return
         word_bytes = pool.word_bytes(packed.data_ptr())
-        table = self._table(pool, word_bytes)
-        # From pinned memory: a pageable upload would make the host wait for the whole stream.
-        on_device = torch.from_numpy(ids).pin_memory().to(pool.device, non_blocking=True)
+        on_device = upload(ids, pool.device)
         if checksums is not None:
             checksums.zero_()
         geometry = make_geometry(
             len(ids), pool.num_segments, max(pool.row_bytes) // word_bytes, self.max_blocks
         )
         arguments = (
-            table.data_ptr(),
+            self._tables.table(pool, word_bytes).data_ptr(),
             on_device.data_ptr(),
             packed.data_ptr(),
             0 if checksums is None else checksums.data_ptr(),
@@ -96,23 +68,3 @@ class CupyCopy:
                 SOURCE, KERNEL_NAME, options=variant.options
             )
         return self._kernels[variant]
-
-    def _table(self, pool: PagedPool, word_bytes: int) -> Tensor:
-        """int64[segments, 4] on the pool's device, as `Segment` in the source lays it out."""
-        tables = self._tables.setdefault(pool, {})
-        if word_bytes not in tables:
-            # Waits for the upload: the next copy may be on another stream.
-            tables[word_bytes] = torch.tensor(segment_rows(pool, word_bytes)).to(pool.device)
-        table = tables[word_bytes]
-        # The pool may be dropped while this stream still reads the table.
-        table.record_stream(torch.cuda.current_stream(pool.device))
-        return table
-
-
-def segment_rows(pool: PagedPool, word_bytes: int) -> list[tuple[int, int, int, int]]:
-    """Base address, and stride, offset and row in words of `word_bytes`, of each segment."""
-    sizes = zip(pool.tensors, pool.stride_bytes, pool.offset_bytes, pool.row_bytes, strict=True)
-    return [
-        (tensor.data_ptr(), stride // word_bytes, offset // word_bytes, row // word_bytes)
-        for tensor, stride, offset, row in sizes
-    ]

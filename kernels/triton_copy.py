@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import torch
 import triton
@@ -13,9 +12,11 @@ from torch import Tensor
 
 from kvtier.errors import CopyError
 from kvtier.kernels import triton_kernels as kernels
+from kvtier.kernels.backend import CopyBackend
 from kvtier.kernels.forms import Form, Shape, choose_form, make_shape
-from kvtier.kernels.ids import Ids, PageIds, check_page_ids
-from kvtier.kernels.pool import PagedPool, check_checksums, check_packed
+from kvtier.kernels.ids import Ids
+from kvtier.kernels.pool import PagedPool
+from kvtier.kernels.tables import SegmentTables, upload
 
 _KERNELS = {
     Form.PAGE: kernels.pages_copy,
@@ -86,7 +87,7 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-class TritonCopy:
+class TritonCopy(CopyBackend):
     """Copies by Triton kernels on CUDA tensors, on the current stream (see CopyBackend).
 
     `form` forces one kernel; by default rows of 4 KiB and more take PAGE, shorter ones SMALL,
@@ -102,53 +103,28 @@ class TritonCopy:
             raise CopyError(f"num_programs={num_programs} must be at least 1")
         self.form = form
         self.num_programs = num_programs
-        self._tables: WeakKeyDictionary[PagedPool, dict[int, Tensor]] = WeakKeyDictionary()
+        self._tables = SegmentTables()
 
-    def gather(
-        self,
-        pool: PagedPool,
-        page_ids: PageIds,
-        packed: Tensor,
-        *,
-        checksums: Tensor | None = None,
-    ) -> None:
-        """packed[i] = page page_ids[i]; ids may repeat."""
-        ids = check_page_ids(page_ids, pool.num_pages, unique=False)
-        self._copy(pool, ids, packed, checksums, scatter=False)
-
-    def scatter(
-        self,
-        pool: PagedPool,
-        page_ids: PageIds,
-        packed: Tensor,
-        *,
-        checksums: Tensor | None = None,
-    ) -> None:
-        """Page page_ids[i] = packed[i]; no id may repeat."""
-        ids = check_page_ids(page_ids, pool.num_pages, unique=True)
-        self._copy(pool, ids, packed, checksums, scatter=True)
+    def _check(self, pool: PagedPool) -> None:
+        if pool.device.type == "cuda" or (pool.device.type == "cpu" and interpreted()):
+            return
+        raise CopyError(
+            f"the pool is on {pool.device}, Triton copies CUDA tensors; use CpuCopy for host "
+            "tensors"
+        )
 
     def _copy(
-        self, pool: PagedPool, ids: Ids, packed: Tensor, sums: Tensor | None, *, scatter: bool
+        self, pool: PagedPool, ids: Ids, packed: Tensor, checksums: Tensor | None, *, scatter: bool
     ) -> None:
-        _check_device(pool.device)
-        check_packed(packed, len(ids), pool)
-        check_checksums(sums, len(ids), pool)
-        if not len(ids):
-            return
         word = pool.word_bytes(packed.data_ptr())
         shape = self._shape(pool, word)
-        if sums is not None:
-            sums.zero_()
-        on_device = _upload(ids, pool.device)
-        elements = packed.view(_ELEMENTS[word])
-        table = self._table(pool, word)
-        constants = _constants(shape, scatter=scatter, check=sums is not None)
-        pointers = (table, on_device, elements, table if sums is None else sums)
+        if checksums is not None:
+            checksums.zero_()
+        table = self._tables.table(pool, word)
+        sums = table if checksums is None else checksums
+        pointers = (table, upload(ids, pool.device), packed.view(_ELEMENTS[word]), sums)
+        constants = _constants(shape, scatter=scatter, check=checksums is not None)
         on_gpu = pool.device.type == "cuda"
-        if on_gpu:
-            # The cached table may be freed with its pool while this stream still reads it.
-            table.record_stream(torch.cuda.current_stream(pool.device))
         with torch.cuda.device(pool.device) if on_gpu else nullcontext():
             self._launch(shape, pointers, len(ids), pool, constants)
 
@@ -185,32 +161,3 @@ class TritonCopy:
             sizes = (num_pages, segments, page_words)
         kernel = _KERNELS[shape.form]
         kernel[grid](*pointers, *sizes, **constants, num_warps=shape.num_warps)
-
-    def _table(self, pool: PagedPool, word: int) -> Tensor:
-        """int64[segments, 4] on the pool's device: base, and stride, offset, row in words."""
-        tables = self._tables.setdefault(pool, {})
-        if word not in tables:
-            rows = [
-                [tensor.data_ptr(), stride // word, offset // word, row // word]
-                for tensor, stride, offset, row in zip(
-                    pool.tensors, pool.stride_bytes, pool.offset_bytes, pool.row_bytes, strict=True
-                )
-            ]
-            tables[word] = torch.tensor(rows, dtype=torch.int64).to(pool.device)
-        return tables[word]
-
-
-def _upload(ids: Ids, device: torch.device) -> Tensor:
-    host = torch.from_numpy(ids)
-    if device.type != "cuda":
-        return host
-    # Pinned, so that the copy waits for nothing: torch keeps the buffer until it is done.
-    return host.pin_memory().to(device, non_blocking=True)
-
-
-def _check_device(device: torch.device) -> None:
-    if device.type == "cuda" or (device.type == "cpu" and interpreted()):
-        return
-    raise CopyError(
-        f"the pool is on {device}, Triton copies CUDA tensors; use CpuCopy for host tensors"
-    )

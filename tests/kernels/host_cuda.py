@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from kvtier.kernels.cuda_source import SOURCE, Variant, make_geometry
-from kvtier.kernels.cupy_copy import segment_rows
 from kvtier.kernels.ids import Ids, PageIds, check_page_ids
 from kvtier.kernels.pool import PagedPool
+from kvtier.kernels.tables import segment_rows
 
 _BEFORE = r"""
 #include <ucontext.h>
