@@ -1,0 +1,1 @@
+"""kvtier inside an unforked SGLang: labels, eviction order, host pool, control channel."""

@@ -1,0 +1,95 @@
+"""SGLang's unified radix cache with programs: labels, both eviction orders, commands."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import finalize
+
+from kvtier.integration.sglang.control.server import ControlServer
+from sglang.srt.mem_cache.base_prefix_cache import CacheRequestOutcome
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from kvtier.integration.sglang.identity import identity_of
+from kvtier.integration.sglang.programs import Programs
+from kvtier.integration.sglang.worker import Worker
+
+
+class LabelledRadixCache(UnifiedRadixCache):
+    """Follows every request of a program through the cache and obeys the control channel.
+
+    All methods but those of the channel's own thread run on SGLang's scheduler thread.
+    """
+
+    def __init__(self, params: Any) -> None:
+        # Before super(): it resets the tree.
+        self.programs = Programs()
+        self.worker = Worker(self)
+        self.control: ControlServer | None = None
+        super().__init__(params)
+
+    def match_prefix(self, params: Any) -> Any:
+        """Look the prompt up; the request's program holds what it matched."""
+        result = super().match_prefix(params)
+        if params.req is not None and not self.disable:
+            self._note_match(params.req, self.tree_core.node_by_id(result.best_match_node))
+        return result
+
+    def checkpoint_into_tree(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
+        """Publish the request's pages; its program holds them."""
+        super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
+        if not self.disable and req.last_node is not None:
+            self.programs.published(req.rid, self.tree_core.node_by_id(req.last_node))
+
+    def on_release(self, req: Any, *, checkpointed: bool) -> None:
+        """The request's row is free: it has ended, or it was retracted and comes again."""
+        super().on_release(req, checkpointed=checkpointed)
+        if not req.finished():
+            self.programs.retracted(req.rid)
+            return
+        from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+        self._note_end(req.rid, well=not isinstance(req.finished_reason, FINISH_ABORT))
+
+    def finish(self, handle: Any, outcome: Any) -> None:
+        """The request ended; an aborted one may never have had a row."""
+        super().finish(handle, outcome)
+        if outcome is CacheRequestOutcome.ABORT:
+            self._note_end(handle.rid, well=False)
+
+    def reset(self) -> None:
+        """Empty the tree and both pools."""
+        super().reset()
+        self.worker.forget()
+
+    def check_hicache_events(self) -> None:
+        """Poll copies, then obey the control channel. Called at every step of the scheduler."""
+        super().check_hicache_events()
+        self.worker.tick()
+
+    def ready_to_load_host_cache(self) -> int:
+        """Start the loads of a prefill batch, which also waits for those that commands started."""
+        self.worker.moves.order_loads()
+        index: int = super().ready_to_load_host_cache()
+        return index
+
+    def release_host_resources(self) -> None:
+        """Close the control channel and give the host pool back."""
+        if self.control is not None:
+            self.control.close()
+        super().release_host_resources()
+
+    def _note_match(self, req: Any, node: Any) -> None:
+        if self.programs.runs(req.rid):
+            self.programs.matched(req.rid, node)
+            return
+        identity = identity_of(req)
+        if identity is None:
+            return
+        run = self.programs.begin(req.rid, identity, node)
+        # A request that SGLang drops without a word must not keep its label for ever.
+        finalize(req, self.worker.lost.append, (req.rid, run)).atexit = False
+
+    def _note_end(self, request: str, *, well: bool) -> None:
+        program = self.programs.ended(request, well=well)
+        if program is not None:
+            self.worker.pins.follow(program)

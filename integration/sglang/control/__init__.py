@@ -1,0 +1,1 @@
+"""The control channel of one SGLang scheduler process: HTTP in, answers from its thread."""
