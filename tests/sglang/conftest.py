@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ..sglang_cpu import shim
+from ..sglang_cpu import logs, shim
 from ..sglang_cpu.collecting import SglangModule, is_installed, skip_where_missing
-from ..sglang_cpu.server import SglangServer
-from ..sglang_cpu.tiny_model import make_tiny_model
 
 if is_installed():
     shim.install()
@@ -25,8 +23,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed:
-        for server in SglangServer.running:
-            report.sections.append(("SGLang server", server.log_tail()))
+        report.sections += [("SGLang server", log.tail()) for log in logs.running]
     return report
 
 
@@ -40,6 +37,8 @@ def sglang_python() -> str:
 @pytest.fixture(scope="session")
 def tiny_model(sglang_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny model with random weights, see `tiny_model.py`."""
+    from ..sglang_cpu.tiny_model import make_tiny_model  # its imports come with SGLang
+
     return make_tiny_model(tmp_path_factory.mktemp("tiny-model"))
 
 

@@ -10,6 +10,8 @@ from importlib.util import find_spec
 import pytest
 
 MISSING = "SGLang is not installed here; see tests/sglang_cpu/README.md"
+# That come with SGLang's environment and no other.
+_PACKAGES = frozenset({"psutil", "safetensors", "sglang", "tokenizers"})
 # By the module that warns. Warnings of kvtier and of the tests stay errors.
 _FOREIGN = r"(sglang|torch|torchvision|transformers|triton|importlib)\b"
 
@@ -24,7 +26,7 @@ def skip_where_missing() -> None:
     if is_installed():
         return
     if os.environ.get("CI"):
-        pytest.fail(MISSING)
+        pytest.fail(MISSING, pytrace=False)
     pytest.skip(MISSING, allow_module_level=True)
 
 
@@ -33,16 +35,17 @@ class SglangModule(pytest.Module):
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
         self.add_marker(pytest.mark.filterwarnings(f"ignore:::{_FOREIGN}"))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            warnings.filterwarnings("error", module=r"(kvtier|tests)\b")
-            try:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                warnings.filterwarnings("error", module=r"(kvtier|tests)\b")
                 return list(super().collect())
-            except self.CollectError as error:
-                if _lacks_sglang(error.__cause__):
-                    skip_where_missing()
+        except self.CollectError as error:
+            if not _lacks_sglang(error.__cause__):
                 raise
+        skip_where_missing()
+        raise self.CollectError(f"SGLang is there, but not all of {sorted(_PACKAGES)}")
 
 
 def _lacks_sglang(cause: BaseException | None) -> bool:
-    return isinstance(cause, ModuleNotFoundError) and (cause.name or "").split(".")[0] == "sglang"
+    return isinstance(cause, ModuleNotFoundError) and (cause.name or "").split(".")[0] in _PACKAGES

@@ -13,11 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any
 
 import httpx
 import psutil
 
+from . import logs
 from .ports import ReservedPort
 from .processes import ProcessGroup
 from .shim import SITE
@@ -25,13 +26,12 @@ from .shim import SITE
 START_S = 120.0
 STOP_S = 15.0
 REQUEST_S = 60.0
-LOG_LINES = 60
 _POLL_S = 0.2
 
 Prompt = str | Sequence[int]
 
 
-class ServerFailed(RuntimeError):
+class ServerStartError(RuntimeError):
     """The server ended or did not get ready in time. The text ends with the log's last lines."""
 
 
@@ -68,15 +68,12 @@ class Generation:
 class SglangServer:
     """`python -m sglang.launch_server --device cpu` in a process group of its own.
 
-    Made, it runs and is ready; as a context manager it ends with its block. `arguments` go to the
-    command line, `environment` on top of a clean one, `folder` gets the log. `python` must have
-    SGLang installed. Raises ServerFailed if the server is not ready within `start_s` seconds.
-    Methods may be called from several threads; HTTP errors raise httpx.HTTPStatusError with the
-    server's answer as a note.
+    As a context manager it is ready in its block and gone after it; several may be started before
+    the first is waited for. `arguments` go to the command line, `environment` on top of a clean
+    one, `folder` gets the log, `python` must have SGLang installed. The server ends with the thread
+    that starts it; the other methods may be called from several threads. HTTP errors raise
+    httpx.HTTPStatusError with the server's answer as a note.
     """
-
-    running: ClassVar[list[SglangServer]] = []
-    """The servers of this process that have not been stopped."""
 
     def __init__(
         self,
@@ -89,33 +86,27 @@ class SglangServer:
         start_s: float = START_S,
         stop_s: float = STOP_S,
     ) -> None:
-        self._stop_s = stop_s
         self._ports = (ReservedPort(), ReservedPort())
         http, nccl = (port.number for port in self._ports)
-        self.url = f"http://127.0.0.1:{http}"
-        self.log = folder / f"sglang-{http}.log"
-        self.http = httpx.Client(base_url=self.url, timeout=REQUEST_S, trust_env=False)
-        self._scratch = Path(tempfile.mkdtemp(prefix="sglang-"))
-        command = (
+        self._command = (
             *("-m", "sglang.launch_server", "--model-path", str(model), "--device", "cpu"),
             *("--dtype", "float32", "--host", "127.0.0.1", "--port", str(http)),
             *("--nccl-port", str(nccl), *arguments),
         )
-        self._group = ProcessGroup(
-            python,
-            command,
-            folder=self._scratch,
-            environment=_environment(self._scratch, environment or {}),
-            log=self.log,
-        )
-        self.running.append(self)
-        try:
-            self._wait_until_ready(start_s)
-        except BaseException:
-            self.stop(grace_s=0)
-            raise
+        self._python = python
+        self._extra_environment = environment or {}
+        self._start_s = start_s
+        self._stop_s = stop_s
+        self._scratch: Path | None = None
+        self._group: ProcessGroup | None = None
+        self.url = f"http://127.0.0.1:{http}"
+        self.http = httpx.Client(base_url=self.url, timeout=REQUEST_S, trust_env=False)
+        self.log = logs.ServerLog(folder / f"sglang-{http}.log")
 
     def __enter__(self) -> SglangServer:
+        if self._group is None:
+            self.start()
+        self.wait_until_ready()
         return self
 
     def __exit__(
@@ -125,22 +116,38 @@ class SglangServer:
         trace: TracebackType | None,
     ) -> None:
         if isinstance(error, Exception):
-            error.add_note(self.log_tail())
+            error.add_note(self.log.tail())
         self.stop()
+
+    def start(self) -> None:
+        """Start the process, once, and return at once."""
+        assert self._group is None, "a server starts once"
+        self._scratch = Path(tempfile.mkdtemp(prefix="sglang-"))
+        self._group = ProcessGroup(
+            self._python,
+            self._command,
+            folder=self._scratch,
+            environment=_environment(self._scratch, self._extra_environment),
+            log=self.log.path,
+        )
+        logs.running.append(self.log)
+
+    def wait_until_ready(self) -> None:
+        """Raises ServerStartError, and stops the server, if it ends or needs over `start_s`."""
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.stop(grace_s=0)
+            raise
 
     @property
     def pid(self) -> int:
         """Of the main process, and of its process group."""
-        return self._group.pid
+        return self._started.pid
 
     def processes(self) -> set[psutil.Process]:
         """Main process, scheduler, detokenizer and helpers that are alive."""
-        return self._group.members()
-
-    def log_tail(self, lines: int = LOG_LINES) -> str:
-        """The log's path and its last lines."""
-        text = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return "\n".join([f"{self.log}, last {lines} lines:", *text[-lines:]])
+        return self._started.members()
 
     def generate(
         self,
@@ -202,25 +209,31 @@ class SglangServer:
 
         An idle server needs about five seconds when asked. Again is harmless.
         """
-        if self not in self.running:
-            return
-        self.running.remove(self)
         self.http.close()
         try:
-            self._group.stop(self._stop_s if grace_s is None else grace_s)
+            if self._group is not None:
+                self._group.stop(self._stop_s if grace_s is None else grace_s)
         finally:
+            if self.log in logs.running:
+                logs.running.remove(self.log)
             for port in self._ports:
                 port.close()
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            if self._scratch is not None:
+                shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _wait_until_ready(self, start_s: float) -> None:
-        deadline = time.monotonic() + start_s
+    @property
+    def _started(self) -> ProcessGroup:
+        assert self._group is not None, "the server was not started"
+        return self._group
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + self._start_s
         while not self._is_ready():
-            status = self._group.wait(_POLL_S)
+            status = self._started.wait(_POLL_S)
             if status is not None:
-                raise ServerFailed(f"SGLang ended with status {status}; {self.log_tail()}")
+                raise ServerStartError(f"SGLang ended with status {status}; {self.log.tail()}")
             if time.monotonic() > deadline:
-                raise ServerFailed(f"SGLang not ready in {start_s:g} s; {self.log_tail()}")
+                raise ServerStartError(f"not ready in {self._start_s:g} s; {self.log.tail()}")
 
     def _is_ready(self) -> bool:
         with suppress(httpx.TransportError):

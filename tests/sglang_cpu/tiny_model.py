@@ -1,7 +1,8 @@
 """A tiny Qwen2 model with random weights: serves in milliseconds, answers depend on every page.
 
-Needs numpy, safetensors and tokenizers; torch and transformers stay out, so that it is quick and its
-bytes do not depend on their versions.
+Needs numpy, safetensors and tokenizers; torch and transformers stay out, so that it is quick and
+its bytes do not depend on their versions. The projections of attention are large on purpose: scores
+are spread, so that a wrong page anywhere in thousands of tokens changes a greedy answer.
 """
 
 from __future__ import annotations

@@ -80,10 +80,7 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self._idle:
             self._start_receiving()
-        try:
-            super().data_received(data)
-        except h11.ProtocolError:  # broken HTTP behind an answer that has gone out already
-            self.transport.abort()
+        super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
@@ -96,6 +93,16 @@ class Connection(H11Protocol):
             self.transport.abort()
         else:
             super().shutdown()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer broken HTTP; what the application may still say of the request goes nowhere."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        try:
+            super().send_400_response(msg)
+        except h11.ProtocolError:  # the request has been answered already
+            self.transport.abort()
 
     async def _timed(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._start_receiving()

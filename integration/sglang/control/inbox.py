@@ -63,6 +63,10 @@ class Inbox:
                 _answer(future, request, handle)
         return taken
 
+    def __len__(self) -> int:
+        """How many requests wait, cancelled ones included."""
+        return len(self._waiting)
+
     def close(self) -> None:
         """Fail what waits, and every later `submit`, with ChannelClosed."""
         with self._lock:

@@ -91,6 +91,9 @@ class ControlServer:
 
     async def _serve(self) -> None:
         await self._server.serve(sockets=[self._listener.socket])
-        for connection in list(self._server.server_state.connections):
+        state = self._server.server_state
+        if state.tasks:  # cancelled by now; they still say so to their clients
+            await asyncio.wait(state.tasks, timeout=1.0)
+        for connection in list(state.connections):
             connection.transport.abort()
         await asyncio.sleep(0)  # lets aborted connections close

@@ -1,0 +1,190 @@
+"""Programs of one worker: the prompts they hold, old epochs, and when they are forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from kvtier.integration.sglang import programs as module
+from kvtier.integration.sglang.identity import Identity
+from kvtier.integration.sglang.labels import label_of
+from kvtier.integration.sglang.programs import Programs
+from kvtier.scheduling.commands import Label
+
+from .radix_tree import Node, RadixTree, num_ends_of
+
+
+@pytest.fixture
+def tree() -> RadixTree:
+    return RadixTree()
+
+
+@pytest.fixture
+def programs() -> Programs:
+    return Programs()
+
+
+def run_one(programs: Programs, tree: RadixTree, request: str, tokens: Sequence[int]) -> Node:
+    """A request of program p that ends well; returns where it ends in the tree."""
+    programs.begin(request, Identity("p"), tree.match(tokens))
+    end = tree.insert(tokens)
+    programs.published(request, end)
+    programs.ended(request, well=True)
+    return end
+
+
+def test_a_branch_left_by_compaction_loses_its_label_at_the_next_match(
+    programs: Programs, tree: RadixTree
+) -> None:
+    old = run_one(programs, tree, "r1", (1, 2, 3, 4))
+    programs.begin("r2", Identity("p"), tree.match((1, 2, 9, 9)))
+    assert label_of(old) is Label.INACTIVE
+    assert label_of(tree.match((1, 2))) is Label.BUSY
+
+
+def test_a_branch_stays_unlabelled_when_one_of_two_later_requests_is_aborted(
+    programs: Programs, tree: RadixTree
+) -> None:
+    old = run_one(programs, tree, "r1", (1, 2, 3, 4))
+    programs.begin("r2", Identity("p"), tree.match((1, 2, 9, 9)))
+    programs.begin("r3", Identity("p"), tree.match((1, 2, 9, 9)))  # a retry of r2
+    programs.ended("r2", well=False)
+    assert label_of(old) is Label.INACTIVE
+    programs.ended("r3", well=False)
+    assert label_of(old) is Label.BUSY
+
+
+def test_a_branch_is_given_up_by_the_first_later_request_that_ends_well(
+    programs: Programs, tree: RadixTree
+) -> None:
+    old = run_one(programs, tree, "r1", (1, 2, 3, 4))
+    programs.begin("r2", Identity("p"), tree.match((1, 2, 9, 9)))
+    run_one(programs, tree, "r3", (1, 2, 9, 9))
+    programs.ended("r2", well=False)
+    assert label_of(old) is Label.INACTIVE
+
+
+def test_a_request_that_was_dropped_long_ago_does_not_end_the_one_that_has_its_id_now(
+    programs: Programs, tree: RadixTree
+) -> None:
+    dropped = programs.begin("r1", Identity("p"), tree.insert((1, 2)))
+    programs.ended("r1", well=False)
+    programs.begin("r1", Identity("q"), tree.match((1, 2)))
+    programs.lost("r1", dropped)
+    assert programs.runs("r1")
+    assert label_of(tree.match((1, 2))) is Label.BUSY
+
+
+@pytest.mark.parametrize("epoch", [0, 4])
+def test_a_stale_epoch_changes_neither_label_nor_epoch(programs: Programs, epoch: int) -> None:
+    assert programs.relabel("p", Label.IDLE, 5)
+    assert not programs.relabel("p", Label.INACTIVE, epoch)
+    program = programs.find("p")
+    assert program is not None
+    assert (program.label, program.epoch) == (Label.IDLE, 5)
+
+
+def test_a_stale_label_of_a_request_does_not_hinder_the_request(
+    programs: Programs, tree: RadixTree
+) -> None:
+    programs.relabel("p", Label.IDLE, 5)
+    programs.begin("r1", Identity("p", Label.BUSY, 4), tree.insert((1,)))
+    assert programs.runs("r1")
+    assert label_of(tree.match((1,))) is Label.IDLE
+
+
+class TestManyPrograms:
+    """Beyond a bound, programs that hold nothing are forgotten."""
+
+    @pytest.fixture(autouse=True)
+    def _bound(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "_MAX_PROGRAMS", 8)
+
+    @staticmethod
+    def known(programs: Programs) -> list[str]:
+        return [program.name for program in programs]
+
+    def test_those_with_nothing_are_forgotten_and_the_last_ones_are_kept(
+        self, programs: Programs
+    ) -> None:
+        for index in range(1000):
+            programs.relabel(f"p{index}", Label.IDLE, 1)
+            assert len(self.known(programs)) <= 8
+        assert self.known(programs)[-4:] == ["p996", "p997", "p998", "p999"]
+
+    @pytest.mark.parametrize("use", ["relabel", "begin"])
+    def test_a_program_in_use_outlives_those_unused_for_longer(
+        self, programs: Programs, tree: RadixTree, use: str
+    ) -> None:
+        for index in range(8):
+            programs.relabel(f"p{index}", Label.IDLE, 1)
+        if use == "relabel":
+            programs.relabel("p0", Label.IDLE, None)
+        else:
+            programs.begin("r1", Identity("p0"), tree.root)
+            programs.ended("r1", well=False)
+        programs.relabel("new", Label.IDLE, 1)
+        assert self.known(programs) == ["p5", "p6", "p7", "p0", "new"]
+
+    @pytest.mark.parametrize("well", [None, True])
+    def test_a_program_that_runs_or_holds_pages_is_never_forgotten(
+        self, programs: Programs, tree: RadixTree, well: bool | None
+    ) -> None:
+        for index in range(20):
+            programs.begin(f"r{index}", Identity(f"p{index}"), tree.insert((index,)))
+            if well:
+                programs.ended(f"r{index}", well=True)
+        for index in range(100):
+            programs.relabel(f"empty{index}", Label.IDLE, 1)
+        assert {f"p{index}" for index in range(20)} < set(self.known(programs))
+        assert len(self.known(programs)) <= 22
+
+    @pytest.mark.parametrize(
+        "give_up",
+        [
+            lambda programs, tree, program: programs.release(program),
+            lambda programs, tree, program: tree.delete(tree.match((1, 2))),
+            lambda programs, tree, program: programs.forget_places(),
+        ],
+        ids=["released", "evicted", "flushed"],
+    )
+    def test_a_program_that_lost_its_pages_can_be_forgotten(
+        self,
+        programs: Programs,
+        tree: RadixTree,
+        give_up: Callable[[Programs, RadixTree, module.Program], None],
+    ) -> None:
+        run_one(programs, tree, "r1", (1, 2))
+        program = programs.find("p")
+        assert program is not None
+        give_up(programs, tree, program)
+        for index in range(20):
+            programs.relabel(f"p{index}", Label.IDLE, 1)
+        assert programs.find("p") is None
+
+
+@pytest.mark.parametrize("well", [True, False])
+def test_a_long_life_leaves_one_prompt_and_no_request(
+    programs: Programs, tree: RadixTree, well: bool
+) -> None:
+    run_one(programs, tree, "first", (0,))
+    for index in range(300):
+        programs.begin(f"r{index}", Identity("p"), tree.match((index,)))
+        programs.published(f"r{index}", tree.insert((index,)))
+        programs.ended(f"r{index}", well=well)
+    program = programs.find("p")
+    assert program is not None
+    assert len(program.finished) == 1
+    assert sum(map(num_ends_of, tree.nodes())) == 1
+    assert not any(programs.runs(f"r{index}") for index in range(300))
+
+
+def test_overlapping_requests_leave_no_more_prompts_than_ran_at_once(
+    programs: Programs, tree: RadixTree
+) -> None:
+    programs.begin("r0", Identity("p"), tree.insert((0,)))
+    for index in range(1, 100):
+        programs.begin(f"r{index}", Identity("p"), tree.insert((index,)))
+        programs.ended(f"r{index - 1}", well=True)
+        assert sum(map(num_ends_of, tree.nodes())) <= 3
