@@ -123,6 +123,7 @@ def test_commands_and_questions_go_through_on_every_kind_of_address(
         f"Authorization: {TOKEN}\r\n",
         "Authorization: Bearer \xff\xfe\r\n",
         f"Authorization: Bearer wrong\r\n{AUTH}",
+        f"{AUTH}Authorization: Bearer wrong\r\n",
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/commands", "/nothing/here"])
@@ -299,11 +300,11 @@ def test_a_request_that_is_under_way_when_its_time_is_up_still_gets_its_answer(
     never = threading.Event()
 
     def slow(_: Request) -> Reply:
-        never.wait(0.5)
+        never.wait(1.0)
         return LEVELS
 
     with (
-        ControlServer(LOCAL, TOKEN, inbox, timeout_s=0.2) as server,
+        ControlServer(LOCAL, TOKEN, inbox, timeout_s=0.5, receive_s=0.5) as server,
         ControlClient(server.address, TOKEN) as client,
     ):
         answer = pool.submit(client.levels)
@@ -322,7 +323,7 @@ def test_a_request_that_stays_under_way_is_answered_with_504_and_said_to_be_open
         return LEVELS
 
     with (
-        ControlServer(LOCAL, TOKEN, inbox, timeout_s=0.2) as server,
+        ControlServer(LOCAL, TOKEN, inbox, timeout_s=0.5) as server,
         ControlClient(server.address, TOKEN) as client,
     ):
         answer = pool.submit(client.levels)

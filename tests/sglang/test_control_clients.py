@@ -101,7 +101,7 @@ def test_a_client_that_stalls_is_cut_off(inbox: Inbox, part: bytes) -> None:
         (sock,) = stall(server.address, part)
         with sock:
             assert is_cut(sock)
-    assert len(inbox) == 0
+        assert len(inbox) == 0
 
 
 def test_a_client_that_sends_a_byte_at_a_time_is_cut_off_too(inbox: Inbox) -> None:
@@ -111,13 +111,10 @@ def test_a_client_that_sends_a_byte_at_a_time_is_cut_off_too(inbox: Inbox) -> No
             pause.wait(0.02)
 
     pause = threading.Event()
-    with (
-        ControlServer(LOCAL, TOKEN, inbox, receive_s=0.2) as server,
-        connect(server.address) as sock,
-        pytest.raises(ConnectionError),
-    ):
-        drip()
-    assert len(inbox) == 0
+    with ControlServer(LOCAL, TOKEN, inbox, receive_s=0.2) as server:
+        with connect(server.address) as sock, pytest.raises(ConnectionError):
+            drip()
+        assert len(inbox) == 0
 
 
 def test_a_client_that_does_not_read_its_answer_is_cut_off(

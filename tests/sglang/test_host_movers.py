@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kvtier.errors import ConfigError, CopyError
+from kvtier.integration.sglang import movers
 from kvtier.integration.sglang.cuda_rows import cuda_copy_rows
 from kvtier.integration.sglang.movers import (
     STAGING_BYTES,
@@ -134,15 +136,20 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.parametrize("by", ["torch", "driver"])
 @pytest.mark.parametrize("boundary", [2, 1 << 20])
-@pytest.mark.parametrize(
-    ("page_size", "width", "num_pages"), [(1, 5, 12), (4, 3, 12), (64, 60, 400)]
-)
+@pytest.mark.parametrize(("page_size", "width"), [(1, 5), (4, 3), (64, 60)])
 def test_copies_by_dma_move_every_byte_and_no_other(
-    by: str, boundary: int, page_size: int, width: int, num_pages: int, driver: ModuleType
+    by: str,
+    boundary: int,
+    page_size: int,
+    width: int,
+    driver: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """400 pages of 34,560 bytes are more than one staging buffer holds."""
+    """In several parts each way: the staging buffer is cut down to fewer pages than there are."""
     copy_rows = _on_the_host if by == "torch" else cuda_copy_rows(torch.device("cpu"))
+    num_pages = 24
     pools = _Pools(page_size, num_pages, width)
+    monkeypatch.setattr(movers, "STAGING_BYTES", 3 * pools.pages.pool.page_bytes)
     sources = np.random.default_rng(1).permutation(num_pages)[: num_pages - 2]
     kept = np.roll(np.arange(1, num_pages - 1), 3)
     expected = pools.host.clone()
@@ -198,6 +205,23 @@ def test_no_dma_crosses_pieces_of_host_memory_or_moves_more_than_the_staging_buf
     assert all(first // 700 == (end - 1) // 700 for first, end in copied)
     assert all((end - first) * pools.host.shape[1] <= STAGING_BYTES for first, end in copied)
     assert len(copied) == len({*range(0, 2000, STAGING_BYTES // pools.host.shape[1]), 700, 1400})
+
+
+@pytest.mark.parametrize("up", [False, True], ids=["backup", "load"])
+def test_a_page_written_twice_is_refused_before_the_first_part_is_copied(
+    up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools = _Pools(page_size=4, num_pages=8)
+    monkeypatch.setattr(movers, "STAGING_BYTES", 2 * pools.pages.layers[0].page_bytes)
+    host = pools.host.clone()
+    layer = pools.layers[0][0].clone()
+    with CpuCopy() as copy:
+        mover = DmaMover(pools.pages, pools.host, copy, _on_the_host, 100)
+        write = partial(mover.load_layer, 0) if up else mover.backup
+        with pytest.raises(CopyError, match="page id 5 occurs twice"):
+            write([0, 1, 2, 3, 4, 6], [5, 1, 2, 3, 4, 5])
+    assert torch.equal(pools.host, host)
+    assert torch.equal(pools.layers[0][0], layer)
 
 
 def test_a_copy_that_the_driver_refuses_is_an_error(driver: ModuleType) -> None:

@@ -65,6 +65,27 @@ def test_a_branch_is_given_up_by_the_first_later_request_that_ends_well(
     assert label_of(old) is Label.INACTIVE
 
 
+@pytest.mark.parametrize("leaves", ["retracted", "emptied"])
+def test_a_published_request_holds_its_next_match_once_it_lost_its_place(
+    programs: Programs, tree: RadixTree, leaves: str
+) -> None:
+    programs.begin("r1", Identity("p"), tree.root)
+    end = tree.insert((1, 2, 3))
+    programs.published("r1", end)
+    front = tree.split(end, 1)
+    programs.matched("r1", front)
+    assert label_of(end) is Label.BUSY
+    if leaves == "retracted":
+        programs.retracted("r1")
+        programs.matched("r1", front)
+        assert label_of(end) is Label.INACTIVE
+    else:
+        programs.forget_places()
+        front = RadixTree().insert((1,))
+        programs.matched("r1", front)
+    assert label_of(front) is Label.BUSY
+
+
 def test_a_request_that_was_dropped_long_ago_does_not_end_the_one_that_has_its_id_now(
     programs: Programs, tree: RadixTree
 ) -> None:

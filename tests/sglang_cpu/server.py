@@ -27,6 +27,8 @@ START_S = 120.0
 STOP_S = 15.0
 REQUEST_S = 60.0
 _POLL_S = 0.2
+# Or the pools would take most of the machine's memory.
+_SMALL = ("--max-total-tokens", "32768", "--max-running-requests", "32")
 
 Prompt = str | Sequence[int]
 
@@ -69,10 +71,10 @@ class SglangServer:
     """`python -m sglang.launch_server --device cpu` in a process group of its own.
 
     As a context manager it is ready in its block and gone after it; several may be started before
-    the first is waited for. `arguments` go to the command line, `environment` on top of a clean
-    one, `folder` gets the log, `python` must have SGLang installed. The server ends with the thread
-    that starts it; the other methods may be called from several threads. HTTP errors raise
-    httpx.HTTPStatusError with the server's answer as a note.
+    the first is waited for. `arguments` go to the command line, where the last of a kind counts,
+    `environment` on top of a clean one. `folder` gets the log; `python` must have SGLang installed.
+    The server ends with the thread that starts it; the other methods may be called from several
+    threads. HTTP errors raise httpx.HTTPStatusError with the server's answer as a note.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class SglangServer:
         self._command = (
             *("-m", "sglang.launch_server", "--model-path", str(model), "--device", "cpu"),
             *("--dtype", "float32", "--host", "127.0.0.1", "--port", str(http)),
-            *("--nccl-port", str(nccl), *arguments),
+            *("--nccl-port", str(nccl), *_SMALL, *arguments),
         )
         self._python = python
         self._extra_environment = environment or {}
