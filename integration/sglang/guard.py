@@ -14,6 +14,7 @@ _CACHE = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache"
 _CORE = "sglang.srt.mem_cache.unified_cache.unified_tree_core:UnifiedTreeCore"
 _FULL = "sglang.srt.mem_cache.unified_cache.components:FullComponent"
 _ASSEMBLER = "sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler"
+_HOST = "sglang.srt.mem_cache.pool_host"
 PRIVATE_NAMES = (
     f"{_CACHE}._evict_device_leaf",
     f"{_CACHE}._execute_and_commit_kv_backup",
@@ -29,8 +30,15 @@ PRIVATE_NAMES = (
     f"{_FULL}.discard_deleted_session_leaf",
     f"{_FULL}.drive_host_eviction",
     f"{_FULL}.redistribute_on_node_split",
+    f"{_ASSEMBLER}:build_pool_entry",
     f"{_ASSEMBLER}:register_stack_strategy",
     f"{_ASSEMBLER}:StackBuildResult",
+    f"{_HOST}.base:HICACHE_HOST_MEMORY_RESERVE_BYTES",
+    f"{_HOST}.base:host_memory_budget_bytes",
+    f"{_HOST}.base:sync_fixed_hicache_size",
+    f"{_HOST}.common:ALLOC_MEMORY_FUNCS",
+    f"{_HOST}.common:get_allocator_type",
+    "sglang.srt.environ:envs.SGLANG_HICACHE_HOST_REGISTER_CHUNK_GB",
     "sglang.srt.mem_cache.registry:create_unified_radix_cache",
     "sglang.srt.environ:envs.SGLANG_HICACHE_SKIP_HOST_DUPLICATE_RECLAIM",
 )

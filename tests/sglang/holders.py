@@ -49,6 +49,9 @@ class Holders:
         """The program whose request it is."""
         return next((n for n, known in self.programs.items() if request in known.running), None)
 
+    def all_running(self) -> list[str]:
+        return [request for known in self.programs.values() for request in known.running]
+
     def begin(self, request: str, name: str, path: Path) -> None:
         known = self.programs.setdefault(name, Known())
         for prompt in known.finished:

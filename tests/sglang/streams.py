@@ -13,8 +13,6 @@ from .engine import CONTEXT, HBM, PAGE, SLOTS, WAIT_S, Engine, tokens, until
 
 LONG = 600
 """New tokens of a request that is to end early: seconds of work."""
-
-
 class Ending(NamedTuple):
     """How a stream ended, and after how many tokens."""
 
@@ -58,8 +56,10 @@ class Stream:
 
     def abort(self) -> Ending:
         """Abort by the server's own route, and wait for the end of the stream."""
-        self._engine.server.abort(self.rid)
         with self._socket:
+            while b"\r\n\r\n" not in self._received:  # it must not overtake the request
+                self._receive()
+            self._engine.server.abort(self.rid)
             while b"[DONE]" not in self._received:
                 self._receive()
         answers = [line for line in self._received.splitlines() if line.startswith(b"data: {")]

@@ -189,7 +189,7 @@ def test_a_pinned_program_stays_in_hbm_under_pressure_until_it_is_unpinned(engin
         Status.REFUSED,
         "the program is pinned; unpin it first",
     )
-    engine.bring("pressure", size=HBM - CONTEXT - PAGE)
+    engine.bring("pressure", size=HBM - CONTEXT - 2 * PAGE)
     assert engine.place("pinned") == Place(CONTEXT, CONTEXT)
     engine.obey(Unpin("pinned", 0))
     assert not engine.residency("pinned").pinned

@@ -26,7 +26,7 @@ from .radix_tree import Path, RadixTree, counts_of, num_ends_of
 
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=5)
 NAME = st.sampled_from(("p0", "p1"))
-REQUEST = st.sampled_from(("r0", "r1", "r2"))
+REQUEST = st.sampled_from(("a", "b", "c"))
 LABEL = st.sampled_from(Label)
 EPOCH_STEP = st.none() | st.sampled_from((0, 1, -1))
 INDEX = st.integers(0, 50)
@@ -81,30 +81,44 @@ class Lives(RuleBasedStateMachine):
         return None if step is None else max(0, self.epochs.get(name, 0) + step)
 
     def some_request(self, index: int) -> str:
-        """One that runs, or, seldom, one that nobody knows."""
-        running = [r for known in self.oracle.programs.values() for r in known.running]
-        return [*running, *running, *running, "unknown"][index % (3 * len(running) + 1)]
+        running = self.oracle.all_running()
+        return running[index % len(running)]
 
+    @rule(name=NAME, tokens=TOKENS, well=st.none() | st.just(True))
+    def serve(self, name: str, tokens: list[int], well: bool | None) -> None:
+        """A new request is published; it goes on, or ends well."""
+        request = f"r{len(self.begun)}"
+        self.look_up(request, name, None, None, tokens)
+        self.publish_as(request, tokens)
+        if well:
+            self.programs.ended(request, well=True)
+            self.oracle.ended(request, well=True)
+
+    @precondition(lambda self: self.oracle.all_running())
     @rule(index=INDEX, tokens=TOKENS)
     def publish(self, index: int, tokens: list[int]) -> None:
-        request = self.some_request(index)
+        self.publish_as(self.some_request(index), tokens)
+
+    def publish_as(self, request: str, tokens: list[int]) -> None:
         node = self.tree.insert(tokens)
         self.programs.published(request, node)
         self.oracle.published(request, node.path)
 
+    @precondition(lambda self: self.oracle.all_running())
     @rule(index=INDEX)
     def retract(self, index: int) -> None:
         request = self.some_request(index)
         self.programs.retracted(request)
         self.oracle.retracted(request)
 
+    @precondition(lambda self: self.oracle.all_running())
     @rule(index=INDEX, well=st.booleans())
     def end(self, index: int, well: bool) -> None:
         request = self.some_request(index)
         name = self.oracle.running(request)
-        event("ended" if name else "an unknown request ended")
         ended = self.programs.ended(request, well=well)
-        assert (ended.name if ended else None) == name
+        assert ended is not None
+        assert ended.name == name
         self.oracle.ended(request, well)
 
     @precondition(lambda self: self.begun)

@@ -97,6 +97,19 @@ def test_a_request_that_was_dropped_long_ago_does_not_end_the_one_that_has_its_i
     assert label_of(tree.match((1, 2))) is Label.BUSY
 
 
+def test_what_happens_to_a_request_that_names_no_program_changes_nothing(
+    programs: Programs, tree: RadixTree
+) -> None:
+    end = run_one(programs, tree, "r1", (1, 2))
+    for request in ("r1", "unknown"):
+        programs.published(request, tree.insert((3,)))
+        programs.retracted(request)
+        assert programs.ended(request, well=True) is None
+        assert programs.ended(request, well=False) is None
+    assert label_of(end) is Label.BUSY
+    assert label_of(tree.match((3,))) is Label.INACTIVE
+
+
 @pytest.mark.parametrize("epoch", [0, 4])
 def test_a_stale_epoch_changes_neither_label_nor_epoch(programs: Programs, epoch: int) -> None:
     assert programs.relabel("p", Label.IDLE, 5)

@@ -1,0 +1,128 @@
+"""Threads that share out the parts of a copy with its caller, and are done when it returns."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from threading import Lock
+
+Part = Callable[[], None]
+
+_forks = count(1)
+_generation = 0  # another one in each forked child; not the pid, which a later child may get again
+
+
+def _after_fork_in_child() -> None:
+    global _generation
+    _generation = next(_forks)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class Crew:
+    """`num_helpers` threads, started when first needed; any number of callers at a time.
+
+    A forked child has none of its parent's threads, and finds its locks as they were: it gets
+    threads of its own at its first call.
+    """
+
+    def __init__(self, num_helpers: int) -> None:
+        self._num_helpers = num_helpers
+        self._executors: dict[int, ThreadPoolExecutor] = {}
+
+    def run(self, parts: Iterable[Part], num_helpers: int) -> None:
+        """Run the parts here and on up to `num_helpers` threads, each taking the next one.
+
+        Whoever is slowed down takes fewer: a busy thread, or a busy core, holds nobody up. When
+        this returns or raises, no part runs any more, however often it is interrupted meanwhile;
+        then it raises the first interrupt, or the first error of a part.
+        """
+        shared = _Shared(parts)
+        failure: BaseException | None = None
+        settled = False
+        # All in this frame, and the loop twice: an interrupt can come at every call and jump, so
+        # that a call in a handler, or one loop alone, would let it out before the parts ended.
+        while not settled:
+            try:
+                while not settled:
+                    try:
+                        if failure is None:
+                            self._call(shared, num_helpers)
+                            shared.work()
+                        shared.join()
+                        settled = True
+                    except BaseException as error:
+                        shared.stopped = True
+                        failure = error if failure is None else failure
+            except BaseException as error:
+                shared.stopped = True
+                failure = error if failure is None else failure
+        failure = shared.error if failure is None else failure
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                failure = None  # its traceback holds this frame
+
+    def close(self) -> None:
+        """End the threads of this process once they are done with their parts.
+
+        What runs or comes later is done by its caller alone.
+        """
+        executor = self._executors.get(_generation)
+        if executor is not None:
+            executor.shutdown()
+
+    def _call(self, shared: _Shared, num_helpers: int) -> None:
+        if not num_helpers:
+            return
+        executor = self._executors.get(_generation)
+        if executor is None:
+            made = ThreadPoolExecutor(self._num_helpers, "kvtier-copy")
+            executor = self._executors.setdefault(_generation, made)
+        try:
+            for _ in range(num_helpers):
+                executor.submit(shared.help)
+        except RuntimeError:
+            pass  # closed meanwhile, at the interpreter's end, or no more threads: fewer will do
+
+
+class _Shared:
+    """The parts of one copy. Without locks that its caller could leave held when interrupted."""
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self.stopped = False
+        self.error: BaseException | None = None
+        self._waiting = deque(parts)
+        self._helping: list[Lock] = []
+
+    def work(self) -> None:
+        """Take part after part until none is left or the copy has stopped."""
+        while not self.stopped:
+            try:
+                part = self._waiting.popleft()
+            except IndexError:
+                return
+            part()
+
+    def help(self) -> None:
+        """`work` on a thread. It shows that it is there before it looks whether to stop."""
+        working = Lock()
+        with working:
+            self._helping.append(working)
+            try:
+                self.work()
+            except BaseException as error:
+                self.stopped = True
+                self.error = self.error or error
+
+    def join(self) -> None:
+        """Let nobody begin another part, and wait for those that run."""
+        self.stopped = True
+        for working in self._helping:
+            with working:
+                pass
