@@ -23,7 +23,7 @@ def one_of(name: str, choices: type[_Choice], given: _Choice | str | None) -> _C
 
 
 def at_least_one(name: str, given: int) -> int:
-    """The count as int. Raises ConfigError for what is no integer, for bools and for less than 1."""
+    """The count as int. Raises ConfigError for less than 1, for bools, for what is no integer."""
     try:
         count = 0 if isinstance(given, bool) else index(given)
     except TypeError:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from types import TracebackType
+from typing import ClassVar, Self
 
-from torch import Tensor
-
+from kvtier.errors import CopyError
 from kvtier.kernels.ids import Ids, PageIds, check_page_ids
 from kvtier.kernels.pool import PagedPool, check_checksums, check_packed
+from kvtier.kernels.with_torch import Tensor
 
 
 class CopyBackend(ABC):
@@ -19,10 +20,27 @@ class CopyBackend(ABC):
     is one layer, say); they keep their offsets in the whole page. `checksums`, where given, is
     int64[len(page_ids)] and is overwritten with each page's sum over these segments (naive.py).
     Empty `page_ids` copy nothing. Raises CopyError, with nothing written, for whatever does not
-    fit: see ids.py and pool.py for the checks.
+    fit (see ids.py and pool.py for the checks): `packed` or `checksums` in each other's memory or
+    in the pool's as well. A context manager: leaving it is `close`.
     """
 
     name: ClassVar[str]
+    _closed = False
+
+    def close(self) -> None:
+        """End threads where there are some; a later copy raises CopyError. Twice is fine."""
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
 
     def gather(
         self,
@@ -55,10 +73,12 @@ class CopyBackend(ABC):
         *,
         scatter: bool,
     ) -> None:
+        if self._closed:
+            raise CopyError(f"this {type(self).__name__} is closed; make another one")
         self._check(pool)
         ids = check_page_ids(page_ids, pool.num_pages, unique=scatter)
         check_packed(packed, len(ids), pool)
-        check_checksums(checksums, len(ids), pool)
+        check_checksums(checksums, packed, pool)
         if len(ids):
             self._copy(pool, ids, packed, checksums, scatter=scatter)
 

@@ -7,19 +7,14 @@ Neighbouring segments with the same rows form a slab, and each slab is copied in
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from itertools import pairwise
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
-from kvtier.errors import ConfigError, CopyError
+from kvtier.errors import CopyError
+from kvtier.kernels.arguments import at_least_one, one_of
 from kvtier.kernels.backend import CopyBackend
 from kvtier.kernels.cpu_rows import (
     GATHER,
@@ -33,9 +28,11 @@ from kvtier.kernels.cpu_rows import (
     flat_refusal,
     slabs_of,
 )
+from kvtier.kernels.crew import Crew, Part
 from kvtier.kernels.ids import Ids
 from kvtier.kernels.naive import page_checksums
 from kvtier.kernels.pool import PagedPool
+from kvtier.kernels.with_torch import Tensor
 
 _LONG_BYTES = 64 << 10  # copying this takes so long that a Python call for it does not show
 _ALONE_BYTES = 1 << 20  # below this, waking a thread costs more than it saves
@@ -48,40 +45,27 @@ class CpuCopy(CopyBackend):
     """Gather and scatter on host tensors. One object serves any number of threads at a time.
 
     `num_threads` counts the caller: a copy runs on it and on `num_threads - 1` own threads, which
-    `close` (or leaving the context) ends; close after the last copy has returned.
-    `method` forces one way for all copies; a copy that it cannot do raises CopyError. Raises
-    ConfigError for less than one thread.
+    `close` ends. A copy that is under way elsewhere when it is closed is completed. When a copy
+    returns or raises, KeyboardInterrupt included, none of its bytes moves any more; after an
+    interrupt, `packed` or the named pages hold some old and some new bytes. A forked child may go
+    on with the object, and gets threads of its own.
+    `method` forces one way for all copies, by CpuMethod or its value; a copy that it cannot do
+    raises CopyError. Raises ConfigError for another method and for less than one thread.
     """
 
     name = "cpu"
 
-    def __init__(self, num_threads: int = 2, method: CpuMethod | None = None) -> None:
-        if num_threads < 1:
-            raise ConfigError(f"num_threads={num_threads}; pass 1 or more")
-        self.num_threads = num_threads
-        self.method = method
-        self._closed = False
-        self._executor = ThreadPoolExecutor(max(1, num_threads - 1), "kvtier-cpu-copy")
+    def __init__(self, num_threads: int = 2, method: CpuMethod | str | None = None) -> None:
+        self.num_threads = at_least_one("num_threads", num_threads)
+        self.method = one_of("method", CpuMethod, method)
+        self._crew = Crew(self.num_threads - 1)
 
     def close(self) -> None:
         """End the threads once their copies are done; a later copy raises CopyError."""
-        self._closed = True
-        self._executor.shutdown()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+        super().close()
+        self._crew.close()
 
     def _check(self, pool: PagedPool) -> None:
-        if self._closed:
-            raise CopyError("this CpuCopy is closed; make another one")
         if pool.device.type != "cpu":
             raise CopyError(f"the pool is on {pool.device}; CpuCopy copies host memory only")
 
@@ -97,33 +81,8 @@ class CpuCopy(CopyBackend):
             parts = _checksum_parts(pool, pages, checksums.numpy(), num_threads)
             self._run(parts, num_threads)
 
-    def _run(self, parts: Iterable[Part], num_threads: int) -> None:
-        """Run the parts here and on the threads, each taking the next one; return when all ended.
-
-        Whoever is slowed down takes fewer: a busy thread, or a busy core, holds nobody up.
-        """
-        waiting = deque(parts)
-        helpers = [self._executor.submit(_drain, waiting) for _ in range(num_threads - 1)]
-        try:
-            _drain(waiting)
-        finally:
-            waiting.clear()
-            begun = [helper for helper in helpers if not helper.cancel()]
-            wait(begun)
-        for helper in begun:
-            helper.result()
-
-
-Part = Callable[[], None]
-
-
-def _drain(waiting: deque[Part]) -> None:
-    while True:
-        try:
-            part = waiting.popleft()
-        except IndexError:
-            return
-        part()
+    def _run(self, parts: list[Part], num_threads: int) -> None:
+        self._crew.run(parts, min(num_threads, len(parts)) - 1)
 
 
 def choose(slab: Slab, ids: Index, packed: Bytes) -> CpuMethod:
@@ -156,16 +115,16 @@ def _copy_parts(
 ) -> list[Part]:
     """Parts that write different bytes; every check is made before the first one runs."""
     slabs = slabs_of(pool)
-    if ids.size < num_threads and method is not CpuMethod.FLAT:
+    if ids.size < num_threads and method != CpuMethod.FLAT:
         slabs = [part for slab in slabs for part in _split(slab, num_threads)]
     parts: list[Part] = []
     for slab in slabs:
         way = method or choose(slab, ids, packed)
-        refusal = flat_refusal(slab, packed) if way is CpuMethod.FLAT else None
+        refusal = flat_refusal(slab, packed) if way == CpuMethod.FLAT else None
         if refusal is not None:
             raise CopyError(f"method flat cannot do this copy: {refusal}; use another one")
         # numpy keeps the GIL where it writes the rows of one segment: threads would only queue.
-        alone = way is CpuMethod.SEGMENTS and moves is SCATTER
+        alone = way == CpuMethod.SEGMENTS and moves is SCATTER
         num_parts = 1 if alone else _num_parts(ids.size * slab.num_bytes, num_threads)
         for first, end in _cuts(ids.size, num_parts):
             parts.append(partial(moves[way], slab, ids[first:end], packed[first:end]))

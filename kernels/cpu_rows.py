@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from kvtier.kernels.pool import PagedPool
+from kvtier.kernels.with_torch import torch
 
 Bytes = npt.NDArray[np.uint8]
 Index = npt.NDArray[np.int64]
@@ -64,11 +64,11 @@ class Slab:
 
 def slabs_of(pool: PagedPool) -> list[Slab]:
     """The segments of a pool or of a part of one, grouped."""
-    rows = zip(pool.row_bytes, pool.stride_bytes, pool.tensors, pool.offset_bytes, strict=True)
+    rows = zip(pool.row_bytes, pool.stride_bytes, pool.bases, pool.offset_bytes, strict=True)
     slabs = []
     for (row, stride), group in groupby(rows, key=lambda entry: entry[:2]):
         members = list(group)
-        bases = tuple(tensor.data_ptr() for _, _, tensor, _ in members)
+        bases = tuple(base for _, _, base, _ in members)
         slabs.append(Slab(bases, pool.num_pages, row, stride, members[0][3]))
     return slabs
 

@@ -6,18 +6,16 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from threading import Lock
 
 Part = Callable[[], None]
 
-_forks = count(1)
-_generation = 0  # another one in each forked child; not the pid, which a later child may get again
+_generation = 0  # how many forks lie behind this process; a pid may come again in a later child
 
 
 def _after_fork_in_child() -> None:
     global _generation
-    _generation = next(_forks)
+    _generation += 1
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -33,6 +31,7 @@ class Crew:
     def __init__(self, num_helpers: int) -> None:
         self._num_helpers = num_helpers
         self._executors: dict[int, ThreadPoolExecutor] = {}
+        self._closed = False
 
     def run(self, parts: Iterable[Part], num_helpers: int) -> None:
         """Run the parts here and on up to `num_helpers` threads, each taking the next one.
@@ -73,12 +72,13 @@ class Crew:
 
         What runs or comes later is done by its caller alone.
         """
+        self._closed = True
         executor = self._executors.get(_generation)
         if executor is not None:
             executor.shutdown()
 
     def _call(self, shared: _Shared, num_helpers: int) -> None:
-        if not num_helpers:
+        if not num_helpers or self._closed:
             return
         executor = self._executors.get(_generation)
         if executor is None:

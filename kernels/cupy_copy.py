@@ -7,31 +7,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
-from kvtier.errors import CopyError
+from kvtier.kernels.arguments import at_least_one
 from kvtier.kernels.backend import CopyBackend
 from kvtier.kernels.cuda_source import KERNEL_NAME, SOURCE, Variant, make_geometry
 from kvtier.kernels.cupy_device import check_cuda, load_cupy, on_current_stream
 from kvtier.kernels.ids import Ids
 from kvtier.kernels.pool import PagedPool
 from kvtier.kernels.tables import SegmentTables, upload
+from kvtier.kernels.with_torch import Tensor
 
 
 class CupyCopy(CopyBackend):
     """Copies by a CuPy RawKernel on CUDA tensors, on torch's current stream (see CopyBackend).
 
     Each variant is compiled at its first use on a device; CuPy keeps it on disk. `max_blocks`
-    bounds the blocks of a launch; by default there is one for each piece of work. Raises CopyError
-    at once without CuPy, NVRTC or a CUDA device.
+    bounds the blocks of a launch; by default there is one for each piece of work. Raises
+    ConfigError for less than one, CopyError at once without CuPy, NVRTC or a CUDA device.
     """
 
     name = "cupy"
 
     def __init__(self, max_blocks: int | None = None) -> None:
-        if max_blocks is not None and max_blocks < 1:
-            raise CopyError(f"max_blocks={max_blocks} must be at least 1, or None for no bound")
-        self.max_blocks = max_blocks
+        self.max_blocks = None if max_blocks is None else at_least_one("max_blocks", max_blocks)
         self._cupy = load_cupy()
         self._kernels: dict[Variant, Any] = {}
         self._tables = SegmentTables()

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 from kvtier.errors import CopyError
+from kvtier.kernels.with_torch import torch
 
-_INSTALL = "pip install kvtier[gpu]"
+_INSTALL = "pip install 'kvtier[gpu]'"
 
 
 def load_cupy() -> Any:

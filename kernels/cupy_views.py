@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from kvtier.errors import CopyError
 from kvtier.kernels.cupy_device import check_cuda, load_cupy
 from kvtier.kernels.pool import PagedPool
+from kvtier.kernels.with_torch import Tensor, torch
 
 _KNOWN_TO_NUMPY = frozenset(
     {

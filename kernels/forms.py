@@ -16,7 +16,7 @@ class Form(StrEnum):
     SMALL = "small"
     """One row of several pages: for rows too short to fill a program."""
     PERSISTENT = "persistent"
-    """A fixed number of programs that stride over all pages: few SMs, or a slow far end."""
+    """A fixed number of programs that stride over all pages: few SMs; never chosen by itself."""
     MIXED = "mixed"
     """One block of one row, rows of different lengths."""
 
@@ -62,7 +62,7 @@ def make_shape(form: Form, row_bytes: int, word_bytes: int) -> Shape:
     row = row_bytes // word_bytes
     unit = 2 if word_bytes == 16 else 1
     most = min(_BLOCK_BYTES // word_bytes, _LANES[word_bytes] // unit)
-    if form is Form.SMALL:
+    if form == Form.SMALL:
         width = _power_of_two(row)
         pages = max(min(_SMALL_TILE_BYTES // word_bytes, most) // width, 1)
         return Shape(form, word_bytes, row, width, pages, _warps(width * pages * unit))
@@ -70,7 +70,7 @@ def make_shape(form: Form, row_bytes: int, word_bytes: int) -> Shape:
     return Shape(
         form,
         word_bytes,
-        0 if form is Form.MIXED else row,
+        0 if form == Form.MIXED else row,
         block,
         num_warps=_warps(block * unit),
     )

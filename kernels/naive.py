@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from kvtier.kernels.pool import PagedPool
+from kvtier.kernels.with_torch import Tensor, torch
 
 _WORD = 4
 

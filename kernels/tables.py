@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
-import torch
-from torch import Tensor
-
 from kvtier.kernels.ids import Ids
 from kvtier.kernels.pool import PagedPool
+from kvtier.kernels.with_torch import Tensor, torch
 
 
 class SegmentTables:
@@ -33,10 +31,10 @@ class SegmentTables:
 
 def segment_rows(pool: PagedPool, word_bytes: int) -> list[tuple[int, int, int, int]]:
     """Base address, and stride, offset and row in words of `word_bytes`, of each segment."""
-    sizes = zip(pool.tensors, pool.stride_bytes, pool.offset_bytes, pool.row_bytes, strict=True)
+    sizes = zip(pool.bases, pool.stride_bytes, pool.offset_bytes, pool.row_bytes, strict=True)
     return [
-        (tensor.data_ptr(), stride // word_bytes, offset // word_bytes, row // word_bytes)
-        for tensor, stride, offset, row in sizes
+        (base, stride // word_bytes, offset // word_bytes, row // word_bytes)
+        for base, stride, offset, row in sizes
     ]
 
 

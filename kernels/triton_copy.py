@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 from dataclasses import dataclass
-
-import torch
-import triton
-from torch import Tensor
+from math import gcd
 
 from kvtier.errors import CopyError
 from kvtier.kernels import triton_kernels as kernels
+from kvtier.kernels.arguments import at_least_one, one_of
 from kvtier.kernels.backend import CopyBackend
 from kvtier.kernels.forms import Form, Shape, choose_form, make_shape
 from kvtier.kernels.ids import Ids
 from kvtier.kernels.pool import PagedPool
 from kvtier.kernels.tables import SegmentTables, upload
+from kvtier.kernels.with_torch import Tensor, torch
+from kvtier.kernels.with_triton import tl, triton
 
 _KERNELS = {
     Form.PAGE: kernels.pages_copy,
@@ -70,9 +70,9 @@ def _shipped() -> tuple[ShippedKernel, ...]:
 
 def _constants(shape: Shape, *, scatter: bool, check: bool) -> dict[str, int | bool]:
     sizes: dict[str, int | bool]
-    if shape.form is Form.SMALL:
+    if shape.form == Form.SMALL:
         sizes = {"ROW": shape.row, "WIDTH": shape.block, "PAGES": shape.pages}
-    elif shape.form is Form.MIXED:
+    elif shape.form == Form.MIXED:
         sizes = {"BLOCK": shape.block}
     else:
         sizes = {"ROW": shape.row, "BLOCK": shape.block}
@@ -83,46 +83,60 @@ SHIPPED = _shipped()
 
 
 def interpreted() -> bool:
-    """Whether this process runs Triton kernels in its interpreter, on CPU tensors."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
+    """Whether this process runs the kernels in Triton's interpreter, on CPU tensors.
+
+    Triton decides by TRITON_INTERPRET when a kernel is decorated, so when this module is imported.
+    """
+    return not isinstance(kernels.pages_copy, triton.runtime.JITFunction)
 
 
 class TritonCopy(CopyBackend):
     """Copies by Triton kernels on CUDA tensors, on the current stream (see CopyBackend).
 
     `form` forces one kernel; by default rows of 4 KiB and more take PAGE, shorter ones SMALL,
-    different ones MIXED. `num_programs` bounds the programs of PERSISTENT: 8 programs of 16 KB in
-    flight cover a PCIe 5 link by calculation. With TRITON_INTERPRET=1 in the environment of the
-    process, CPU tensors are copied in the interpreter.
+    different ones MIXED. `num_programs` bounds the programs of PERSISTENT, which runs only where
+    it is forced: 8 programs of 16 KB in flight cover a PCIe 5 link by calculation. With
+    TRITON_INTERPRET=1 in the environment of the process, CPU tensors are copied in the
+    interpreter, and no others. Raises ConfigError for another form and less than one program.
     """
 
     name = "triton"
 
-    def __init__(self, form: Form | None = None, num_programs: int = 8) -> None:
-        if num_programs < 1:
-            raise CopyError(f"num_programs={num_programs} must be at least 1")
-        self.form = form
-        self.num_programs = num_programs
+    def __init__(self, form: Form | str | None = None, num_programs: int = 8) -> None:
+        self.form = one_of("form", Form, form)
+        self.num_programs = at_least_one("num_programs", num_programs)
         self._tables = SegmentTables()
 
     def _check(self, pool: PagedPool) -> None:
-        if pool.device.type == "cuda" or (pool.device.type == "cpu" and interpreted()):
+        if interpreted() == isinstance(tl.sum, triton.runtime.JITFunction):
+            raise CopyError(
+                "TRITON_INTERPRET changed between the imports of triton and kvtier.kernels; set it "
+                "in the environment of the process"
+            )
+        if pool.device.type == ("cpu" if interpreted() else "cuda"):
             return
+        if interpreted():
+            raise CopyError(
+                f"the pool is on {pool.device}, Triton's interpreter reaches host memory only; "
+                "unset TRITON_INTERPRET"
+            )
+        late = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
         raise CopyError(
             f"the pool is on {pool.device}, Triton copies CUDA tensors; use CpuCopy for host "
-            "tensors"
+            "tensors" + (", or set TRITON_INTERPRET before triton is imported" if late else "")
         )
 
     def _copy(
         self, pool: PagedPool, ids: Ids, packed: Tensor, checksums: Tensor | None, *, scatter: bool
     ) -> None:
-        word = pool.word_bytes(packed.data_ptr())
+        # torch views a tensor in wider elements only where its offset is a multiple of them.
+        word = pool.word_bytes(gcd(packed.data_ptr(), packed.storage_offset()))
         shape = self._shape(pool, word)
         if checksums is not None:
             checksums.zero_()
         table = self._tables.table(pool, word)
         sums = table if checksums is None else checksums
-        pointers = (table, upload(ids, pool.device), packed.view(_ELEMENTS[word]), sums)
+        pointers = (table, upload(ids, pool.device), packed.reshape(-1).view(_ELEMENTS[word]), sums)
         constants = _constants(shape, scatter=scatter, check=checksums is not None)
         on_gpu = pool.device.type == "cuda"
         with torch.cuda.device(pool.device) if on_gpu else nullcontext():
@@ -131,13 +145,13 @@ class TritonCopy(CopyBackend):
     def _shape(self, pool: PagedPool, word: int) -> Shape:
         uniform = pool.uniform_row_bytes
         form = self.form if self.form is not None else choose_form(uniform)
-        if uniform is None and form is not Form.MIXED:
+        if uniform is None and form != Form.MIXED:
             raise CopyError(
                 f"the {form.value} form needs rows of one length, the pool has "
                 f"{sorted(set(pool.row_bytes))} bytes; use form=None or MIXED"
             )
         shape = make_shape(form, max(pool.row_bytes), word)
-        if form is Form.SMALL and choose_form(uniform) is not Form.SMALL:
+        if form == Form.SMALL and choose_form(uniform) != Form.SMALL:
             raise CopyError(f"rows of {uniform} bytes are too long for the small form; use PAGE")
         return shape
 
@@ -154,9 +168,9 @@ class TritonCopy(CopyBackend):
         blocks = triton.cdiv(max(pool.row_bytes) // shape.word_bytes, shape.block)
         sizes: tuple[int, ...] = (page_words,)
         grid: tuple[int, ...] = (num_pages, segments, blocks)
-        if shape.form is Form.SMALL:
+        if shape.form == Form.SMALL:
             grid, sizes = (triton.cdiv(num_pages, shape.pages), segments), (num_pages, page_words)
-        elif shape.form is Form.PERSISTENT:
+        elif shape.form == Form.PERSISTENT:
             grid = (min(self.num_programs, num_pages), 1)
             sizes = (num_pages, segments, page_words)
         kernel = _KERNELS[shape.form]

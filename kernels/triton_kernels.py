@@ -15,8 +15,7 @@ they are lost, and with them the 16-byte access.
 
 from __future__ import annotations
 
-import triton
-import triton.language as tl
+from kvtier.kernels.with_triton import tl, triton
 
 
 @triton.jit

@@ -11,7 +11,6 @@ over the case's. GB/s are 1e9 bytes of payload per second, read once and written
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import subprocess
@@ -26,13 +25,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from kvtier.errors import ConfigError, SimulationError
+from kvtier.errors import ConfigError, KvtierError, SimulationError
 from kvtier.kernels.cpu import CpuCopy
 from kvtier.kernels.pool import PagedPool
+from kvtier.kernels.with_torch import torch
+from perf.json_lines import append, check_writable
 from perf.simulator import environment
 
 Bytes = npt.NDArray[np.uint8]
@@ -49,6 +49,7 @@ _THREADS = (1, 2)
 _HUGE_BYTES = 2 << 20
 _MADV_HUGEPAGE = 14
 _MIB = 1 << 20
+_FILL_WORDS = 1 << 20
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # odd, so that its multiples differ
 
 _SMALL_ROW, _LARGE_ROW = 2048, 32768
@@ -106,26 +107,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="2 KiB and 32 KiB rows, few rounds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append JSON lines to FILE")
-    parser.add_argument("--payload-mib", type=int, default=128, help="bytes per copy, MiB")
+    parser.add_argument("--payload-mib", type=int, default=128, help="MiB per copy (default 128)")
     parser.add_argument("--rounds", type=int, help="timed rounds (default 15, quick 5)")
     arguments = parser.parse_args()
     row_sizes = _QUICK_ROW_BYTES if arguments.quick else _ROW_BYTES
-    rounds = arguments.rounds or (5 if arguments.quick else 15)
-    records = list(measure(row_sizes, arguments.payload_mib * _MIB, rounds))
+    default_rounds = 5 if arguments.quick else 15
+    rounds = default_rounds if arguments.rounds is None else arguments.rounds
+    try:
+        if arguments.json is not None:
+            check_writable(arguments.json)
+        records = list(measure(row_sizes, arguments.payload_mib * _MIB, rounds))
+    except KvtierError as error:
+        parser.error(str(error))
     Console(width=110).print(render(records))
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        with arguments.json.open("a", encoding="utf-8") as lines:
-            lines.writelines(json.dumps(record) + "\n" for record in records)
+    if arguments.json is not None:
+        append(arguments.json, records)
 
 
 def measure(
     row_sizes: tuple[int, ...], payload_bytes: int, num_rounds: int
 ) -> Iterator[dict[str, Any]]:
-    """A record per case. Raises ConfigError for a payload that is no whole number of pages."""
-    if payload_bytes < 1 or payload_bytes % (_NUM_SEGMENTS * max(row_sizes)):
-        page_mib = _NUM_SEGMENTS * max(row_sizes) / _MIB
-        raise ConfigError(f"payload of {payload_bytes} bytes; pass a multiple of {page_mib} MiB")
+    """A record per case.
+
+    Raises ConfigError for a payload that is no whole number of pages or does not fit into free
+    memory, and for less than one round; SimulationError where a copy moved wrong bytes.
+    """
+    check_sizes(max(row_sizes), payload_bytes, num_rounds)
     block = conditions(payload_bytes)
     memory, packed = huge(payload_bytes * _POOL_FACTOR), huge(payload_bytes)
     fill(memory, np.uint64(0))
@@ -145,6 +152,33 @@ def measure(
         backend.close()
 
 
+def check_sizes(row_bytes: int, payload_bytes: int, num_rounds: int) -> None:
+    """Raise ConfigError for what cannot be measured; see `measure`."""
+    if num_rounds < 1:
+        raise ConfigError(f"{num_rounds} rounds; pass 1 or more")
+    if payload_bytes < 1 or payload_bytes % (_NUM_SEGMENTS * row_bytes):
+        page_mib = _NUM_SEGMENTS * row_bytes / _MIB
+        raise ConfigError(
+            f"a payload of {payload_bytes / _MIB:g} MiB; pass a multiple of {page_mib:g} MiB"
+        )
+    needed, free = payload_bytes * (_POOL_FACTOR + 1), free_bytes()
+    if needed > free:
+        raise ConfigError(
+            f"a payload of {payload_bytes / _MIB:g} MiB takes {needed / _MIB:,.0f} MiB of memory, "
+            f"{free / _MIB:,.0f} are free; pass a smaller one"
+        )
+
+
+def free_bytes() -> int:
+    """Memory that can be taken without swapping, as far as Linux says."""
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        fields = dict(line.split(":", 1) for line in lines)
+    free = int(fields["MemAvailable"].split()[0]) << 10
+    limit = Path("/sys/fs/cgroup/memory.max")  # of the container, where there is one
+    text = limit.read_text(encoding="ascii").strip() if limit.exists() else "max"
+    return free if text == "max" else min(free, int(text))
+
+
 def huge(num_bytes: int) -> Bytes:
     """uint8[num_bytes] on huge pages, each touched; private, since a shared mapping gets none."""
     area = mmap(-1, num_bytes + _HUGE_BYTES, flags=MAP_PRIVATE | MAP_ANONYMOUS)
@@ -159,8 +193,10 @@ def huge(num_bytes: int) -> Bytes:
 def fill(memory: Bytes, first: np.uint64) -> None:
     """No two words alike; another `first`, other words."""
     words = memory.reshape(-1).view(np.uint64)
-    np.multiply(np.arange(words.size, dtype=np.uint64), _ODD, out=words)
-    words += first
+    for at in range(0, words.size, _FILL_WORDS):
+        part = words[at : at + _FILL_WORDS]
+        np.multiply(np.arange(at, at + part.size, dtype=np.uint64), _ODD, out=part)
+        part += first
 
 
 def view(memory: Bytes, packed: Bytes, row_bytes: int, backends: dict[int, CpuCopy]) -> Bench:

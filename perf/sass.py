@@ -9,7 +9,6 @@ the cuobjdump and nvdisasm of Triton's own package. Runs with TRITON_INTERPRET u
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import re
 import subprocess
@@ -31,6 +30,7 @@ from triton.runtime.jit import JITFunction
 from kvtier import __version__
 from kvtier.errors import ConfigError
 from kvtier.kernels.triton_copy import SHIPPED
+from perf.json_lines import append, check_writable
 
 ARCHS = (80, 89, 90, 100, 103, 120)
 """A100, L40S, H100/H200, B200, B300, RTX PRO 6000: compute capability times 10."""
@@ -237,16 +237,18 @@ def _archs(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(
             f"unknown arch {unknown[0]!r}; choose from {', '.join(known)}, separated by commas"
         )
-    return tuple(known[name] for name in chosen)
+    return tuple(known[name] for name in dict.fromkeys(chosen))
 
 
 def main() -> None:
-    """Compile, print the table and, where asked for, write one line of JSON per row."""
+    """Compile, print the table, and append JSON lines to a file where one is named."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--arch", type=_archs, default=ARCHS, help="for example 90,100")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write JSON lines to FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append JSON lines to FILE")
     arguments = parser.parse_args()
     try:
+        if arguments.json is not None:
+            check_writable(arguments.json)
         lines = list(rows(arguments.arch))
         versions = environment()
     except ConfigError as error:
@@ -256,8 +258,7 @@ def main() -> None:
     console.print(render(lines))
     console.print(", ".join(f"{name} {version}" for name, version in versions.items()))
     if arguments.json is not None:
-        text = "".join(f"{json.dumps({**line, 'environment': versions})}\n" for line in lines)
-        arguments.json.write_text(text, encoding="utf-8")
+        append(arguments.json, ({**line, "environment": versions} for line in lines))
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 from weakref import finalize
 
-from kvtier.integration.sglang.control.server import ControlServer
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestOutcome
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from kvtier.integration.sglang.control.server import ControlServer
 from kvtier.integration.sglang.identity import identity_of
 from kvtier.integration.sglang.programs import Programs
 from kvtier.integration.sglang.worker import Worker
@@ -79,15 +79,16 @@ class LabelledRadixCache(UnifiedRadixCache):
         super().release_host_resources()
 
     def _note_match(self, req: Any, node: Any) -> None:
-        if self.programs.runs(req.rid):
-            self.programs.matched(req.rid, node)
+        if hasattr(req, "kvtier_run"):
+            if req.kvtier_run is not None:
+                self.programs.matched(req.rid, req.kvtier_run, node)
             return
         identity = identity_of(req)
-        if identity is None:
-            return
-        run = self.programs.begin(req.rid, identity, node)
-        # A request that SGLang drops without a word must not keep its label for ever.
-        finalize(req, self.worker.lost.append, (req.rid, run)).atexit = False
+        run = self.programs.begin(req.rid, identity, node) if identity is not None else None
+        req.kvtier_run = run
+        if run is not None:
+            # A request that SGLang drops without a word must not keep its label for ever.
+            finalize(req, self.worker.lost.append, (req.rid, run)).atexit = False
 
     def _note_end(self, request: str, *, well: bool) -> None:
         program = self.programs.ended(request, well=well)

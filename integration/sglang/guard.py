@@ -60,7 +60,7 @@ def check_version() -> None:
 
 def check_names(names: tuple[str, ...] = PRIVATE_NAMES) -> None:
     """Raise ConfigError that lists the names ("module:attribute.path") which SGLang lacks."""
-    missing = [name for name in names if not _exists(name)]
+    missing = [f"{name}{why}" for name in names if (why := _lack(name)) is not None]
     if missing:
         raise ConfigError(
             f"this SGLang lacks {', '.join(missing)}, which kvtier needs; "
@@ -68,14 +68,15 @@ def check_names(names: tuple[str, ...] = PRIVATE_NAMES) -> None:
         )
 
 
-def _exists(name: str) -> bool:
+def _lack(name: str) -> str | None:
+    """None where the name exists, else why not, "" where that is plain."""
     module, _, path = name.partition(":")
     try:
         found: Any = import_module(module)
-    except ImportError:
-        return False
+    except Exception as error:  # whatever a module raises while it is imported
+        return f" ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
     for attribute in path.split("."):
         if not hasattr(found, attribute):
-            return False
+            return ""
         found = getattr(found, attribute)
-    return True
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -30,19 +31,30 @@ def identity_of(req: Any) -> Identity | None:
     and names nobody: a request is served, whatever its labels are.
     """
     custom = getattr(req.sampling_params, "custom_params", None) or {}
+    if not isinstance(custom, Mapping):
+        _LOG.warning("request %s: kvtier ignores its custom_params: no object", req.rid)
+        return None
     if "kvtier" in custom:
-        return _convert(custom["kvtier"], req.rid)
+        return _convert(custom["kvtier"], req.rid, "custom_params.kvtier")
     hints = getattr(req, "kv_hints", None)
     for action in hints.actions if hints is not None else ():
         if action.action_type == HINT_TYPE:
-            return _convert(action.payload, req.rid)
-    name = getattr(req, "routing_key", None) or getattr(req, "session_id", None)
-    return _convert({"program": name}, req.rid) if name else None
+            return _convert(action.payload, req.rid, "kv_hints")
+    for carrier in ("routing_key", "session_id"):
+        if name := getattr(req, carrier, None):
+            return _convert({"program": name}, req.rid, carrier)
+    return None
 
 
-def _convert(value: object, request: str) -> Identity | None:
+def _convert(value: object, request: str, carrier: str) -> Identity | None:
     try:
-        return msgspec.convert(value, Identity)
+        identity = msgspec.convert(value, Identity)
+        identity.program.encode()
     except msgspec.ValidationError as error:
-        _LOG.warning("request %s: kvtier ignores its labels: %s", request, error)
-        return None
+        reason = " ".join(str(error).split())[:200]
+    except UnicodeEncodeError:
+        reason = "program is no valid Unicode"
+    else:
+        return identity
+    _LOG.warning("request %s: kvtier ignores its %s: %s", request, carrier, reason)
+    return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from kvtier.errors import ConfigError
 
@@ -47,6 +48,6 @@ def asked_for(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
     value = environment.get(_SWITCH, "")
     if value not in ("", "0", "1"):
         raise SystemExit(f"{_SWITCH}={value!r}; set it to 1 or leave it unset")
-    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
+    pairs = pairwise([*arguments, ""])
     flagged = any(a == f"{_FLAG}={BACKEND}" or (a == _FLAG and b == BACKEND) for a, b in pairs)
     return flagged or value == "1"

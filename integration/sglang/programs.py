@@ -34,6 +34,7 @@ class Program:
     name: str
     label: Label = Label.BUSY
     epoch: int = 0
+    released: bool = False
     runs: dict[str, Run] = field(default_factory=dict)
     finished: list[Anchor] = field(default_factory=list)
 
@@ -54,6 +55,7 @@ class Programs:
     def __init__(self) -> None:
         self._programs: dict[str, Program] = {}
         self._runs: dict[str, Run] = {}
+        self._prune_at = _MAX_PROGRAMS
 
     def __iter__(self) -> Iterator[Program]:
         return iter(self._programs.values())
@@ -62,32 +64,30 @@ class Programs:
         """The program, if the worker knows it."""
         return self._programs.get(name)
 
-    def runs(self, request: str) -> bool:
-        """Whether the request has begun and not ended."""
-        return request in self._runs
-
     def begin(self, request: str, identity: Identity, node: Node) -> Run:
         """A request's prompt was looked up for the first time; it is cached up to `node`.
 
         The program's earlier prompts lose their label: only its last ones keep one (after a
-        compaction the old branch must not stay BUSY).
+        compaction the old branch must not stay BUSY). A run that still has the request's id was
+        dropped by SGLang. A program that was released starts anew, BUSY.
         """
-        if identity.label is not None:
-            self.relabel(identity.program, identity.label, identity.epoch)
+        if request in self._runs:
+            self.lost(request, self._runs[request])
         program = self._find_or_add(identity.program)
+        label = Label.BUSY if identity.label is None and program.released else identity.label
+        if label is not None:
+            self.relabel(identity.program, label, identity.epoch)
         run = Run(program, Anchor(program.name, RANKS[program.label]))
         place(run.anchor, node)
         for anchor in program.finished:
-            if anchor.counted:
-                set_counted(anchor, False)
-                run.suspended.append(anchor)
+            set_counted(anchor, False)
+            run.suspended.append(anchor)
         self._runs[request] = program.runs[request] = run
         return run
 
-    def matched(self, request: str, node: Node) -> None:
+    def matched(self, request: str, run: Run, node: Node) -> None:
         """A request that has begun was looked up again, as SGLang does until it is admitted."""
-        run = self._runs[request]
-        if not run.published:
+        if self._runs.get(request) is run and not run.published:
             place(run.anchor, node)
 
     def published(self, request: str, node: Node) -> None:
@@ -112,14 +112,19 @@ class Programs:
         if run is None:
             return None
         del run.program.runs[request]
+        others = run.program.runs.values()
         if well:
             for anchor in run.suspended:
                 place(anchor, None)
                 run.program.finished.remove(anchor)
+                for other in others:
+                    if anchor in other.suspended:
+                        other.suspended.remove(anchor)
             run.program.finished.append(run.anchor)
         else:
             for anchor in run.suspended:
-                set_counted(anchor, True)
+                if not any(anchor in other.suspended for other in others):
+                    set_counted(anchor, True)
             place(run.anchor, None)
         return run.program
 
@@ -137,6 +142,7 @@ class Programs:
         if epoch is not None and epoch < program.epoch:
             return False
         program.epoch = program.epoch if epoch is None else epoch
+        program.released = False
         if label is not program.label:
             program.label = label
             for run in program.runs.values():
@@ -146,7 +152,12 @@ class Programs:
         return True
 
     def release(self, program: Program) -> None:
-        """Give up the program's finished prompts; its pages become INACTIVE."""
+        """Give up the program's finished prompts; its pages become INACTIVE.
+
+        A later request without a label starts it anew, as if it had never been here.
+        """
+        self.relabel(program.name, Label.INACTIVE, None)
+        program.released = True
         for anchor in program.finished:
             place(anchor, None)
         for run in program.runs.values():
@@ -164,11 +175,13 @@ class Programs:
     def _find_or_add(self, name: str) -> Program:
         program = self._programs.pop(name, None) or Program(name)
         self._programs[name] = program  # last in order: most recently used
-        if len(self._programs) > _MAX_PROGRAMS:
+        if len(self._programs) > self._prune_at:
             self._prune()
         return program
 
     def _prune(self) -> None:
         idle = [name for name, program in self._programs.items() if program.holds_nothing]
-        for name in idle[: len(idle) // 2]:
+        for name in idle[: len(idle) // 2]:  # never the last, which is being used
             del self._programs[name]
+        # Where all hold something, look again only after a good many more.
+        self._prune_at = max(_MAX_PROGRAMS, len(self._programs) * 9 // 8)

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any, assert_never
 
-from kvtier.integration.sglang.control.inbox import Inbox
-
 from kvtier.integration.sglang.control import protocol
+from kvtier.integration.sglang.control.inbox import Inbox
 from kvtier.integration.sglang.control.protocol import Result, Status
 from kvtier.integration.sglang.moves import Moves
 from kvtier.integration.sglang.pins import Pins
@@ -113,9 +112,7 @@ class Worker:
     def _release(self, program: Program) -> None:
         self.moves.stop(program.name)
         self.pins.end(program.name)
-        programs = self._cache.programs
-        programs.relabel(program.name, Label.INACTIVE, program.epoch)
-        programs.release(program)
+        self._cache.programs.release(program)
 
     def _report(self, name: str | None) -> list[protocol.Residency]:
         programs = self._cache.programs

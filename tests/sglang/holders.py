@@ -29,6 +29,7 @@ class Known:
 
     label: Label = Label.BUSY
     epoch: int = 0
+    released: bool = False
     running: dict[str, Prompt] = field(default_factory=dict)
     finished: list[Prompt] = field(default_factory=list)
 
@@ -52,8 +53,10 @@ class Holders:
     def all_running(self) -> list[str]:
         return [request for known in self.programs.values() for request in known.running]
 
-    def begin(self, request: str, name: str, path: Path) -> None:
+    def begin(self, request: str, name: str, path: Path, *, labelled: bool = False) -> None:
         known = self.programs.setdefault(name, Known())
+        if known.released and not labelled:
+            self.relabel(name, Label.BUSY, None)
         for prompt in known.finished:
             prompt.later.add(request)
         known.running[request] = Prompt(path)
@@ -90,11 +93,13 @@ class Holders:
             if epoch < known.epoch:
                 return False
             known.epoch = epoch
-        known.label = label
+        known.label, known.released = label, False
         return True
 
     def release(self, name: str) -> None:
-        self.programs[name].finished.clear()
+        known = self.programs[name]
+        known.finished.clear()
+        known.label, known.released = Label.INACTIVE, True
 
     def deleted(self, path: Path, parent: Path) -> None:
         """Prompts that ended at the leaf end at its parent."""

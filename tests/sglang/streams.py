@@ -13,6 +13,8 @@ from .engine import CONTEXT, HBM, PAGE, SLOTS, WAIT_S, Engine, tokens, until
 
 LONG = 600
 """New tokens of a request that is to end early: seconds of work."""
+
+
 class Ending(NamedTuple):
     """How a stream ended, and after how many tokens."""
 

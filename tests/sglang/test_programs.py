@@ -69,21 +69,41 @@ def test_a_branch_is_given_up_by_the_first_later_request_that_ends_well(
 def test_a_published_request_holds_its_next_match_once_it_lost_its_place(
     programs: Programs, tree: RadixTree, leaves: str
 ) -> None:
-    programs.begin("r1", Identity("p"), tree.root)
+    run = programs.begin("r1", Identity("p"), tree.root)
     end = tree.insert((1, 2, 3))
     programs.published("r1", end)
     front = tree.split(end, 1)
-    programs.matched("r1", front)
+    programs.matched("r1", run, front)
     assert label_of(end) is Label.BUSY
     if leaves == "retracted":
         programs.retracted("r1")
-        programs.matched("r1", front)
+        programs.matched("r1", run, front)
         assert label_of(end) is Label.INACTIVE
     else:
         programs.forget_places()
         front = RadixTree().insert((1,))
-        programs.matched("r1", front)
+        programs.matched("r1", run, front)
     assert label_of(front) is Label.BUSY
+
+
+@pytest.mark.parametrize("well", [True, False])
+@pytest.mark.parametrize("gone", ["released", "emptied"])
+def test_a_request_ends_as_usual_when_the_prompts_before_it_are_gone(
+    programs: Programs, tree: RadixTree, gone: str, well: bool
+) -> None:
+    old = run_one(programs, tree, "r1", (1, 2))
+    run = programs.begin("r2", Identity("p"), old)
+    if gone == "released":
+        programs.release(run.program)
+    else:
+        programs.forget_places()
+        tree = RadixTree()
+    end = tree.insert((1, 2, 3))
+    programs.published("r2", end)
+    programs.ended("r2", well=well)
+    held = well and gone == "emptied"
+    assert label_of(end) is (Label.BUSY if held else Label.INACTIVE)
+    assert run.program.finished == ([run.anchor] if well else [])
 
 
 def test_a_request_that_was_dropped_long_ago_does_not_end_the_one_that_has_its_id_now(
@@ -91,10 +111,35 @@ def test_a_request_that_was_dropped_long_ago_does_not_end_the_one_that_has_its_i
 ) -> None:
     dropped = programs.begin("r1", Identity("p"), tree.insert((1, 2)))
     programs.ended("r1", well=False)
-    programs.begin("r1", Identity("q"), tree.match((1, 2)))
+    run = programs.begin("r1", Identity("q"), tree.match((1, 2)))
     programs.lost("r1", dropped)
-    assert programs.runs("r1")
+    assert run.program.runs == {"r1": run}
     assert label_of(tree.match((1, 2))) is Label.BUSY
+
+
+def test_a_request_with_the_id_of_one_that_was_dropped_takes_its_place(
+    programs: Programs, tree: RadixTree
+) -> None:
+    dropped = programs.begin("r1", Identity("p"), tree.insert((1, 2)))
+    run = programs.begin("r1", Identity("q"), tree.insert((3,)))
+    programs.matched("r1", dropped, tree.match((3,)))
+    programs.lost("r1", dropped)
+    assert not dropped.program.runs
+    assert label_of(tree.match((1, 2))) is Label.INACTIVE
+    assert programs.ended("r1", well=True) is run.program
+
+
+@pytest.mark.parametrize("label", [None, Label.IDLE])
+def test_a_released_program_starts_anew(
+    programs: Programs, tree: RadixTree, label: Label | None
+) -> None:
+    end = run_one(programs, tree, "r1", (1, 2))
+    program = programs.find("p")
+    assert program is not None
+    programs.release(program)
+    assert (program.label, label_of(end)) == (Label.INACTIVE, Label.INACTIVE)
+    programs.begin("r2", Identity("p", label), tree.match((1, 2)))
+    assert program.label is (label or Label.BUSY)
 
 
 def test_what_happens_to_a_request_that_names_no_program_changes_nothing(
@@ -123,8 +168,8 @@ def test_a_stale_label_of_a_request_does_not_hinder_the_request(
     programs: Programs, tree: RadixTree
 ) -> None:
     programs.relabel("p", Label.IDLE, 5)
-    programs.begin("r1", Identity("p", Label.BUSY, 4), tree.insert((1,)))
-    assert programs.runs("r1")
+    run = programs.begin("r1", Identity("p", Label.BUSY, 4), tree.insert((1,)))
+    assert run.program.runs == {"r1": run}
     assert label_of(tree.match((1,))) is Label.IDLE
 
 
@@ -172,7 +217,7 @@ class TestManyPrograms:
         for index in range(100):
             programs.relabel(f"empty{index}", Label.IDLE, 1)
         assert {f"p{index}" for index in range(20)} < set(self.known(programs))
-        assert len(self.known(programs)) <= 22
+        assert len(self.known(programs)) <= 24
 
     @pytest.mark.parametrize(
         "give_up",
@@ -211,7 +256,7 @@ def test_a_long_life_leaves_one_prompt_and_no_request(
     assert program is not None
     assert len(program.finished) == 1
     assert sum(map(num_ends_of, tree.nodes())) == 1
-    assert not any(programs.runs(f"r{index}") for index in range(300))
+    assert not program.runs
 
 
 def test_overlapping_requests_leave_no_more_prompts_than_ran_at_once(
