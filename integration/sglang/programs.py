@@ -74,9 +74,10 @@ class Programs:
         if request in self._runs:
             self.lost(request, self._runs[request])
         program = self._find_or_add(identity.program)
-        label = Label.BUSY if identity.label is None and program.released else identity.label
-        if label is not None:
-            self.relabel(identity.program, label, identity.epoch)
+        if identity.label is not None:
+            self.relabel(program.name, identity.label, identity.epoch)
+        elif program.released:
+            self.relabel(program.name, Label.BUSY, None)
         run = Run(program, Anchor(program.name, RANKS[program.label]))
         place(run.anchor, node)
         for anchor in program.finished:
