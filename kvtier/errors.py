@@ -7,7 +7,8 @@
     ├── CapacityError      what was asked does not fit into the memory there is
     ├── EventError         an event contradicts what the scheduler was told before
     ├── SimulationError    a simulated run cannot go on
-    └── CopyError          a copy of pages was asked for that cannot be made
+    ├── CopyError          a copy of pages was asked for that cannot be made
+    └── TreeError          the radix tree was asked for what contradicts what it holds
 
 Every message is one line that says what is wrong and what to do. The command line prints it and
 exits with code 2.
@@ -70,3 +71,7 @@ class SimulationError(KvtierError):
 
 class CopyError(KvtierError):
     """Page ids, tensors or a device do not fit a copy; nothing was copied."""
+
+
+class TreeError(KvtierError):
+    """Tokens, pages or a state do not fit the radix tree; nothing was changed."""

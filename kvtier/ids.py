@@ -1,15 +1,14 @@
-"""Types of the identifiers that cross module borders."""
+"""What crosses module borders by name: labels."""
 
-from typing import NewType
+from enum import StrEnum
 
-ProgramId = NewType("ProgramId", str)
-"""One agent session; a sub-agent is a program of its own."""
 
-RequestId = NewType("RequestId", str)
-"""One model call of a program."""
+class Label(StrEnum):
+    """Eviction class of a program's pages (MORI section 4.3.2); follows its queue, never iota.
 
-WorkerId = NewType("WorkerId", str)
-"""One engine with its own HBM and DRAM."""
+    BUSY: in its worker's GPU queue. IDLE: in its CPU queue. INACTIVE: waiting, released or unknown.
+    """
 
-GroupId = NewType("GroupId", str)
-"""Programs whose prompts begin with the same tokens."""
+    BUSY = "busy"
+    IDLE = "idle"
+    INACTIVE = "inactive"

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import msgspec
 
-
-class Label(StrEnum):
-    """Eviction class of a program's pages (MORI section 4.3.2); follows its queue, never iota."""
-
-    BUSY = "busy"
-    IDLE = "idle"
-    INACTIVE = "inactive"
+from kvtier.ids import Label as Label
 
 
 class Forward(msgspec.Struct, frozen=True):

@@ -1,0 +1,162 @@
+"""Nodes of the tree: runs of tokens whose pages share one fate."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvtier.tree.holders import Holding
+from kvtier.tree.keys import ChildKey, Pages, Tokens
+
+if TYPE_CHECKING:
+    from kvtier.tree.transfers import Transfer
+
+
+Order = tuple[int, int, int]
+"""Class, last access, node id: the smallest leaves a tier first."""
+
+
+class Tier(IntEnum):
+    """Where a page can be."""
+
+    HBM = 0
+    DRAM = 1
+
+    @property
+    def other(self) -> Tier:
+        """The tier at the other end of a copy."""
+        return Tier(1 - self)
+
+
+class State(IntEnum):
+    """What a node's pages are in one tier: a copy's target is WRITING, its source READING."""
+
+    ABSENT = 0
+    WRITING = 1
+    PRESENT = 2
+    READING = 3
+
+
+class Node:
+    """A run of whole pages; all have the same state per tier, the same locks, the same holders.
+
+    `tokens` is int32[size]; pages are int32[size / page_size] in each tier where the node is.
+    `start` counts the tokens before it. Buffers may have room at their end.
+    """
+
+    __slots__ = (
+        "_pages",
+        "_tokens",
+        "children",
+        "dead",
+        "holding",
+        "id",
+        "last_access",
+        "locks",
+        "parent",
+        "queued",
+        "size",
+        "start",
+        "states",
+        "transfer",
+    )
+
+    def __init__(self, parent: Node | None, node_id: int, start: int) -> None:
+        self.parent = parent
+        self.id = node_id
+        self.start = start
+        self.size = 0
+        self.children: dict[ChildKey, Node] = {}
+        self.states = [State.ABSENT, State.ABSENT]
+        self.locks = 0
+        self.holding: Holding | None = None
+        self.last_access = 0
+        self.queued: list[Order | None] = [None, None]
+        self.transfer: Transfer | None = None
+        self.dead = False
+        self._tokens: Tokens = _NONE
+        self._pages: list[Pages | None] = [None, None]
+
+    def __lt__(self, other: Node) -> bool:
+        """Older nodes first: heaps compare nodes whose order is the same."""
+        return self.id < other.id
+
+    @property
+    def tokens(self) -> Tokens:
+        """int32[size], a view."""
+        return self._tokens[: self.size]
+
+    @property
+    def end(self) -> int:
+        """Tokens from the root to the end of the node."""
+        return self.start + self.size
+
+    def pages(self, tier: Tier, page_size: int) -> Pages:
+        """The node's page ids in a tier where it is, a view."""
+        pages = self._pages[tier]
+        assert pages is not None
+        return pages[: self.size // page_size]
+
+    def set_pages(self, tier: Tier, pages: Pages | None) -> None:
+        """Own a copy of the page ids, or none."""
+        self._pages[tier] = None if pages is None else pages.copy()
+
+    def set_tokens(self, tokens: Tokens) -> None:
+        """Own a copy of the tokens."""
+        self._tokens, self.size = tokens.copy(), tokens.size
+
+    def grow(
+        self, tokens: Tokens, pages: tuple[Pages | None, Pages | None], page_size: int
+    ) -> None:
+        """Add whole pages at the end, with their ids in the tiers where the node is."""
+        used = self.size // page_size
+        self._tokens = _appended(self._tokens, self.size, tokens)
+        for tier, more in enumerate(pages):
+            mine = self._pages[tier]
+            if mine is not None and more is not None:
+                self._pages[tier] = _appended(mine, used, more)
+        self.size += tokens.size
+
+    def move_all(self, target: Node, page_size: int) -> None:
+        """Append all of the node to `target`, which is in the same tiers."""
+        num_pages = self.size // page_size
+        hbm, dram = (None if p is None else p[:num_pages] for p in self._pages)
+        target.grow(self.tokens, (hbm, dram), page_size)
+
+    def move_front(self, target: Node, size: int, page_size: int) -> None:
+        """Move the first `size` tokens to the new node `target`, with all that is true of them."""
+        cut, used = size // page_size, self.size // page_size
+        target.set_tokens(self._tokens[:size])
+        target._pages = [None if p is None else p[:cut].copy() for p in self._pages]
+        target.states, target.locks = list(self.states), self.locks
+        target.last_access = self.last_access
+        self._tokens = self._tokens[size : self.size].copy()
+        self._pages = [None if p is None else p[cut:used].copy() for p in self._pages]
+        self.start += size
+        self.size -= size
+
+    def drop_end(self, num_pages: int, page_size: int) -> list[Pages | None]:
+        """Forget the last pages; returns their ids per tier, copies."""
+        keep, used = self.size // page_size - num_pages, self.size // page_size
+        dropped = [None if p is None else p[keep:used].copy() for p in self._pages]
+        self.size = keep * page_size
+        if self._tokens.size > 2 * self.size:  # do not keep room that nothing may ever fill
+            self._tokens = self._tokens[: self.size].copy()
+            self._pages = [None if p is None else p[:keep].copy() for p in self._pages]
+        return dropped
+
+
+_NONE: Tokens = np.empty(0, np.int32)
+
+
+def _appended(buffer: Tokens, used: int, more: Tokens) -> Tokens:
+    """`buffer` with `more` after its first `used` entries; it grows by an eighth at least."""
+    need = used + more.size
+    if need > buffer.size:
+        larger = np.empty(max(need, used + used // 8), np.int32)
+        larger[:used] = buffer[:used]
+        buffer = larger
+    buffer[used:need] = more
+    return buffer

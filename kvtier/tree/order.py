@@ -1,0 +1,97 @@
+"""Who leaves a tier first. LRU inside a class, node id last; design's order for each tier."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from kvtier.tree.holders import rank_of
+from kvtier.tree.node import Node, Order, State, Tier
+
+_DUPLICATE = 1
+_SOLE = (0, 3, 2)
+"""Class of a sole copy in DRAM by rank: INACTIVE, IDLE, BUSY."""
+
+
+def order_of(node: Node, tier: Tier) -> Order:
+    """Smallest leaves first. HBM: INACTIVE, IDLE, BUSY. DRAM: INACTIVE, duplicates, BUSY, IDLE."""
+    rank = rank_of(node)
+    if tier is Tier.DRAM:
+        duplicate = rank > 0 and node.states[Tier.HBM] is not State.ABSENT
+        rank = _DUPLICATE if duplicate else _SOLE[rank]
+    return rank, node.last_access, node.id
+
+
+def is_candidate(node: Node, tier: Tier) -> bool:
+    """Whether the node's pages, or those at its end, can leave the tier now.
+
+    A tier is emptied from the ends of prompts; a duplicate in DRAM can go from anywhere.
+    """
+    if node.dead or node.parent is None or node.states[tier] is not State.PRESENT:
+        return False
+    if tier is Tier.DRAM and node.states[Tier.HBM] is not State.ABSENT:
+        return True
+    if node.locks:
+        return False
+    return all(child.states[tier] is State.ABSENT for child in node.children.values())
+
+
+class Queue:
+    """Candidates of one tier in order: a heap whose entries are checked when they are taken.
+
+    A node knows the order of its entry. While a node is used its order grows, so an entry that is
+    too small is put back when its turn comes. Whoever makes a node a candidate, or its order
+    smaller (a label that fell, a copy that became a duplicate), offers it.
+    """
+
+    def __init__(self, tier: Tier) -> None:
+        self._tier = tier
+        self._heap: list[tuple[Order, Node]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def offer(self, node: Node) -> None:
+        """Queue the node if it is a candidate and has no entry that is early enough."""
+        if is_candidate(node, self._tier):
+            order, queued = order_of(node, self._tier), node.queued[self._tier]
+            if queued is None or order < queued:
+                self._push(order, node)
+
+    def pop(self) -> Node | None:
+        """Take the first candidate."""
+        while self._heap:
+            order, node = heappop(self._heap)
+            if node.queued[self._tier] != order:
+                continue  # there is an earlier entry, or there was
+            node.queued[self._tier] = None
+            if is_candidate(node, self._tier):
+                now = order_of(node, self._tier)
+                if now <= order:
+                    return node
+                self._push(now, node)
+        return None
+
+    def missing(self, nodes: list[Node]) -> list[int]:
+        """Ids of candidates without an entry that is early enough; none, unless there is a bug."""
+        entries = set(self._heap)
+        return [
+            node.id
+            for node in nodes
+            if is_candidate(node, self._tier) and self._late(node, entries)
+        ]
+
+    def rebuild(self, nodes: list[Node]) -> None:
+        """Begin anew from all nodes, without the entries that mean nothing any more."""
+        self._heap.clear()
+        for node in nodes:
+            node.queued[self._tier] = None
+            self.offer(node)
+
+    def _push(self, order: Order, node: Node) -> None:
+        node.queued[self._tier] = order
+        heappush(self._heap, (order, node))
+
+    def _late(self, node: Node, entries: set[tuple[Order, Node]]) -> bool:
+        queued = node.queued[self._tier]
+        late = queued is None or queued > order_of(node, self._tier)
+        return late or (queued, node) not in entries

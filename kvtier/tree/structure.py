@@ -1,0 +1,183 @@
+"""The nodes of the tree and what is counted about them: split, merge, lock, remove."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvtier.tree import holders
+from kvtier.tree.counters import TierPages
+from kvtier.tree.keys import Namespace, Pages, Tokens, child_key
+from kvtier.tree.node import Node, State, Tier
+from kvtier.tree.order import Queue
+
+
+class Structure:
+    """Nodes below one root per namespace; every change keeps counters and queues right."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.pages = {tier: TierPages() for tier in Tier}
+        self.queues = {tier: Queue(tier) for tier in Tier}
+        self.roots: dict[Namespace, Node] = {}
+        self.num_nodes = 0
+        self._next_id = 0
+        self._clock = 0
+
+    def root(self, namespace: Namespace) -> Node:
+        """The root of the namespace: no tokens, no pages."""
+        root = self.roots.get(namespace)
+        if root is None:
+            root = self.roots[namespace] = Node(None, self._take_id(), 0)
+        return root
+
+    def child(self, node: Node, tokens: Tokens, at: int) -> Node | None:
+        """The child whose first page is the one of `tokens` at `at`."""
+        if tokens.size - at < self.page_size:
+            return None
+        return node.children.get(child_key(tokens, at, self.page_size))
+
+    def num_pages(self, node: Node) -> int:
+        """Pages of the node in each tier where it is."""
+        return node.size // self.page_size
+
+    def add_leaf(self, parent: Node, tokens: Tokens, pages: Pages) -> Node:
+        """A new node in HBM below `parent`; it has the locks of nobody."""
+        node = self._new_node(parent, parent.end)
+        node.set_tokens(tokens)
+        node.states[Tier.HBM] = State.PRESENT
+        node.set_pages(Tier.HBM, pages)
+        parent.children[child_key(tokens, 0, self.page_size)] = node
+        self.count(node, 1)
+        self.offer(node)
+        return node
+
+    def split(self, node: Node, size: int) -> Node:
+        """Divide the node after `size` tokens; returns the new front, `node` keeps its end."""
+        self.count(node, -1)
+        parent = node.parent
+        assert parent is not None
+        upper = self._new_node(parent, node.start)
+        node.move_front(upper, size, self.page_size)
+        parent.children[child_key(upper.tokens, 0, self.page_size)] = upper
+        upper.children[child_key(node.tokens, 0, self.page_size)] = node
+        node.parent = upper
+        holders.split(upper, node)
+        if node.transfer is not None:
+            node.transfer.split(upper, node)
+        self.count(upper, 1)
+        self.count(node, 1)
+        self.offer(upper)
+        return upper
+
+    def merge(self, node: Node | None) -> Node | None:
+        """Join the node with its only child where both have the same fate; returns the joint node.
+
+        The child goes and the node keeps its identity, so that a chain with one owner is one node.
+        """
+        child = _only_child(node)
+        if node is None or child is None or not _alike(node, child):
+            return node
+        self.count(node, -1)
+        self.count(child, -1)
+        child.move_all(node, self.page_size)
+        node.children, child.children = child.children, {}
+        for grandchild in node.children.values():
+            grandchild.parent = node
+        node.last_access = max(node.last_access, child.last_access)
+        holders.delete(child)
+        child.dead = True
+        self.num_nodes -= 1
+        self.count(node, 1)
+        self.offer(node)
+        return node
+
+    def remove(self, node: Node) -> None:
+        """Take a leaf out; its holders hold its parent on."""
+        assert not node.children
+        assert node.parent is not None
+        self.count(node, -1)
+        holders.delete(node)
+        del node.parent.children[child_key(node.tokens, 0, self.page_size)]
+        node.dead = True
+        self.num_nodes -= 1
+        self.offer(node.parent)
+
+    def lock(self, node: Node, step: int = 1) -> None:
+        """Protect the path up to the root from leaving its tiers, or (-1) end that once."""
+        current: Node | None = node
+        while current is not None and current.parent is not None:
+            if current.locks == 0 or current.locks + step == 0:
+                with self.changing(current):
+                    current.locks += step
+            else:
+                current.locks += step
+            current = current.parent
+
+    @contextmanager
+    def changing(self, node: Node) -> Iterator[None]:
+        """Count anew what the block changes about the node, and queue it where it can leave."""
+        self.count(node, -1)
+        yield
+        self.count(node, 1)
+        self.offer(node)
+
+    def count(self, node: Node, sign: int) -> None:
+        """Add the node to the counters of both tiers, or take it off."""
+        num_pages = sign * self.num_pages(node)
+        for tier in Tier:
+            self.pages[tier].add(node, tier, num_pages)
+
+    def offer(self, node: Node) -> None:
+        """Queue the node in the tiers that it can leave."""
+        for queue in self.queues.values():
+            queue.offer(node)
+
+    def offer_path(self, node: Node | None) -> None:
+        """Queue a path anew after its labels fell."""
+        while node is not None and node.parent is not None:
+            self.offer(node)
+            node = node.parent
+
+    def touch(self, node: Node | None) -> None:
+        """The path has just been used."""
+        self._clock += 1
+        while node is not None:
+            node.last_access = self._clock
+            node = node.parent
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes but the roots, parents first."""
+        stack = list(self.roots.values())
+        while stack:
+            node = stack.pop()
+            if node.parent is not None:
+                yield node
+            stack.extend(node.children.values())
+
+    def _new_node(self, parent: Node, start: int) -> Node:
+        self.num_nodes += 1
+        node = Node(parent, self._take_id(), start)
+        node.last_access = self._clock
+        return node
+
+    def _take_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+
+def _only_child(node: Node | None) -> Node | None:
+    if node is None or node.parent is None or len(node.children) != 1:
+        return None
+    return next(iter(node.children.values()))
+
+
+def _alike(node: Node, child: Node) -> bool:
+    """Whether nobody can tell the two apart: same states and holders, nobody protects them."""
+    if node.states != child.states or node.locks or child.locks:
+        return False
+    if node.holding is None:
+        return child.holding is None or not any(child.holding.counts)
+    if node.holding.anchors:
+        return False
+    return child.holding is not None and node.holding.counts == child.holding.counts

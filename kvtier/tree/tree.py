@@ -1,0 +1,312 @@
+"""The radix tree of one worker: match, insert, protect, relabel, move and evict pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtier.errors import TreeError
+from kvtier.ids import Label
+from kvtier.tree.eviction import Evicted, evict
+from kvtier.tree.keys import Namespace, Pages, Tokens, as_pages, as_tokens, common_length
+from kvtier.tree.node import Node, State, Tier
+from kvtier.tree.programs import Program, Programs, Run
+from kvtier.tree.structure import Structure
+from kvtier.tree.transfers import Transfer
+
+Ints = Sequence[int] | npt.NDArray[np.integer]
+_DEFAULT = Namespace()
+_MANY = 1024  # entries of a queue that are never too many
+_READABLE = (State.PRESENT, State.READING)
+
+
+class Match(NamedTuple):
+    """What is there of a prompt: `tokens` in all, the first `hbm_tokens` of them in HBM.
+
+    `node` ends where the match ends; it is the root where nothing matched.
+    """
+
+    node: Node
+    tokens: int
+    hbm_tokens: int
+
+
+class Inserted(NamedTuple):
+    """`node` ends where the insert ended; `duplicates` are page ids that the tree did not take."""
+
+    node: Node
+    duplicates: Pages
+
+
+class RadixTree(Structure):
+    """Pages of `page_size` tokens in two tiers, held by programs. One thread at a time."""
+
+    def __init__(self, page_size: int = 16) -> None:
+        if page_size < 1:
+            raise TreeError(f"page_size={page_size}; pass 1 or more")
+        super().__init__(page_size)
+        self.programs = Programs()
+
+    def match(self, tokens: Ints, namespace: Namespace = _DEFAULT) -> Match:
+        """The longest prefix that is there, in whole pages; a node is split at its end."""
+        key = as_tokens(tokens)
+        node, at, in_hbm = self.root(namespace), 0, 0
+        while (child := self.child(node, key, at)) is not None:
+            node = self._fit(child, key, at)
+            if in_hbm == at and node.states[Tier.HBM] in _READABLE:
+                in_hbm = node.end
+            at = node.end
+        self.touch(node)
+        return Match(node, at, in_hbm)
+
+    def insert(
+        self,
+        tokens: Ints,
+        pages: Ints,
+        namespace: Namespace = _DEFAULT,
+        *,
+        first_page: int = 0,
+        after: Match | None = None,
+        request: str | None = None,
+    ) -> Inserted:
+        """Add what was computed: page i of the prompt is HBM page pages[i - first_page].
+
+        Pages before `first_page` are there already. Where a page is in HBM by now, the tree keeps
+        its own and the given one is a duplicate; a page in DRAM alone is in HBM again. `after`, a
+        match of the same prompt, spares comparing it again. `request` may extend the node that only
+        it holds. Raises TreeError where the pages do not fit the tokens, or where a page before
+        `first_page` is not in HBM; then nothing is taken.
+        """
+        key, given = as_tokens(tokens), as_pages(pages)
+        key = key[: key.size - key.size % self.page_size]
+        if first_page < 0 or given.size != key.size // self.page_size - first_page:
+            raise TreeError(
+                f"{given.size} pages from page {first_page} on do not fit {key.size} tokens in "
+                f"pages of {self.page_size}"
+            )
+        node, at = self._resume(namespace, key, after, first_page)
+        duplicates: list[Pages] = []
+        while (child := self.child(node, key, at)) is not None:
+            node = self._fit(child, key, at)
+            mine = self._slice(given, first_page, at, node.end, node)
+            if node.states[Tier.HBM] is State.ABSENT:
+                self._restore(node, mine)
+            else:
+                duplicates.append(mine)
+            at = node.end
+        if at < key.size:
+            mine = self._slice(given, first_page, at, key.size, None)
+            node = self._extend(node, key[at:], mine, request)
+        self.touch(node)
+        return Inserted(node, np.concatenate(duplicates) if duplicates else given[:0])
+
+    # --- programs ---
+
+    def begin(
+        self,
+        request: str,
+        program: str,
+        match: Match,
+        *,
+        label: Label | None = None,
+        epoch: int | None = None,
+    ) -> Run:
+        """A request of the program was matched for the first time; see Programs.begin.
+
+        Matching it again while it waits counts nothing more: pass that to `programs.matched`.
+        """
+        self._check_alive(match.node)
+        run = self.programs.begin(request, program, match.node, label=label, epoch=epoch)
+        self._labels_fell(run.program)
+        return run
+
+    def rematch(self, request: str, match: Match) -> None:
+        """The waiting request was matched again; it counts once however often that happens."""
+        run = self.programs.run(request)
+        if run is not None:
+            before = run.anchor.node
+            self.programs.matched(request, run, match.node)
+            self._left(before)
+
+    def publish(self, request: str, node: Node) -> None:
+        """What the request has computed so far ends at `node`."""
+        run = self.programs.run(request)
+        if run is not None:
+            before = run.anchor.node
+            self.programs.published(request, node)
+            self._left(before)
+
+    def retract(self, request: str) -> None:
+        """The request lost its place in the engine and will be matched again."""
+        self.programs.retracted(request)
+
+    def end(self, request: str, *, well: bool) -> Program | None:
+        """The request left the engine; see Programs.ended. Chains with one owner are joined."""
+        run = self.programs.run(request)
+        gone = [] if run is None else [anchor.node for anchor in (run.anchor, *run.suspended)]
+        program = self.programs.ended(request, well=well)
+        for node in gone:
+            self._left(node)
+        return program
+
+    def relabel(self, program: str, label: Label, epoch: int | None = None) -> bool:
+        """Relabel the pages of a program; False where the epoch is stale."""
+        if not self.programs.relabel(program, label, epoch):
+            return False
+        known = self.programs.find(program)
+        if known is not None:
+            self._labels_fell(known)
+        return True
+
+    def release(self, program: str) -> None:
+        """The program gives up its finished prompts; its pages become INACTIVE."""
+        known = self.programs.find(program)
+        if known is None:
+            return
+        held = [anchor.node for anchor in known.finished]
+        self.programs.release(known)
+        self._labels_fell(known)
+        for node in held:
+            self._left(node)
+
+    # --- protection ---
+
+    def protect(self, node: Node) -> None:
+        """A running request may read the path to `node`: it stays where it is until `unprotect`."""
+        self._check_alive(node)
+        self.lock(node)
+
+    def unprotect(self, node: Node) -> None:
+        """End one `protect` of the same node; raises TreeError where there is none."""
+        if node.dead or (node.parent is not None and not node.locks):
+            raise TreeError(f"node {node.id} is not protected")
+        self.lock(node, -1)
+        self._join(node)
+
+    # --- room and copies ---
+
+    def evict(self, tier: Tier, num_pages: int) -> Evicted | None:
+        """Free exactly so many pages of the tier, in its order; None, and nothing, if it cannot."""
+        queue = self.queues[tier]
+        if len(queue) > 2 * self.num_nodes + _MANY:
+            queue.rebuild(list(self.nodes()))
+        return evict(self, tier, num_pages)
+
+    def copy_to(self, target: Tier, nodes: Sequence[Node], pages: Ints) -> Transfer:
+        """Begin to copy whole nodes to `pages` of the other tier, one after the other.
+
+        Their paths are protected until `finish`. Raises TreeError unless each node is PRESENT in
+        the one tier and ABSENT in the other, and the pages are as many.
+        """
+        given = as_pages(pages)
+        for node in nodes:
+            states = node.states[target.other], node.states[target]
+            if node.dead or states != (State.PRESENT, State.ABSENT):
+                raise TreeError(f"node {node.id} cannot be copied to {target.name}: {states}")
+        if given.size != sum(map(self.num_pages, nodes)):
+            raise TreeError(f"{given.size} pages do not fit the nodes to copy")
+        transfer = Transfer(target, list(nodes), self.page_size)
+        at = 0
+        for node in nodes:
+            self.lock(node)
+            with self.changing(node):
+                node.set_pages(target, given[at : at + self.num_pages(node)])
+                transfer.start(node)
+            at += self.num_pages(node)
+        return transfer
+
+    def finish(self, transfer: Transfer, *, well: bool) -> Pages:
+        """End a copy; returns the target pages to give back, which are none where it went well.
+
+        A failed or cancelled copy leaves everything as it was before.
+        """
+        unused = np.empty(0, np.int32) if well else transfer.target_pages
+        for node in transfer.nodes:
+            with self.changing(node):
+                transfer.end(node, well=well)
+        for node in transfer.ends:
+            self.lock(node, -1)
+        for node in transfer.nodes:
+            self.offer(node)
+            if node.parent is not None:
+                self.offer(node.parent)
+            self._join(node)
+        return unused
+
+    # --- parts of the above ---
+
+    def _fit(self, child: Node, key: Tokens, at: int) -> Node:
+        """The child, or its front where only that is in the key."""
+        same = common_length(key, at, child.tokens, self.page_size)
+        return self.split(child, same) if same < child.size else child
+
+    def _resume(
+        self, namespace: Namespace, key: Tokens, after: Match | None, first_page: int
+    ) -> tuple[Node, int]:
+        """Where an insert goes on: the end of `after` if it is still there, else the root."""
+        if after is None or after.node.dead or after.node.end != after.tokens:
+            return self.root(namespace), 0
+        # Only pages that the caller did not compute may be skipped: others might be duplicates.
+        if after.tokens > first_page * self.page_size or after.hbm_tokens < after.tokens:
+            return self.root(namespace), 0
+        return after.node, after.tokens
+
+    def _slice(
+        self, given: Pages, first_page: int, start: int, end: int, node: Node | None
+    ) -> Pages:
+        """The given pages of tokens [start, end); those before `first_page` must be in HBM."""
+        first = start // self.page_size - first_page
+        absent = node is None or node.states[Tier.HBM] is State.ABSENT
+        if first < 0 and absent:
+            raise TreeError(
+                f"tokens from {start} on are not in HBM and no page was given for them; "
+                f"pass first_page={start // self.page_size} or less"
+            )
+        return given[max(0, first) : max(0, end // self.page_size - first_page)]
+
+    def _restore(self, node: Node, pages: Pages) -> None:
+        """A node in DRAM alone was computed again."""
+        with self.changing(node):
+            node.states[Tier.HBM] = State.PRESENT
+            node.set_pages(Tier.HBM, pages)
+        self.offer(node)
+
+    def _extend(self, node: Node, tokens: Tokens, pages: Pages, request: str | None) -> Node:
+        if not self._may_grow(node, request):
+            return self.add_leaf(node, tokens, pages)
+        with self.changing(node):
+            node.grow(tokens, (pages, None), self.page_size)
+        return node
+
+    def _may_grow(self, node: Node, request: str | None) -> bool:
+        """Whether whatever is true of the node is true of what follows it in this request."""
+        if node.parent is None or node.children or node.transfer is not None:
+            return False
+        if node.states != [State.PRESENT, State.ABSENT]:
+            return False
+        anchors = () if node.holding is None else node.holding.anchors
+        run = None if request is None else self.programs.run(request)
+        return all(run is not None and anchor is run.anchor for anchor in anchors)
+
+    def _check_alive(self, node: Node) -> None:
+        if node.dead:
+            raise TreeError(f"node {node.id} is no more; match again")
+
+    def _left(self, node: Node | None) -> None:
+        """An anchor no longer ends at the node, or no longer counts."""
+        self.offer_path(node)
+        self._join(node)
+
+    def _labels_fell(self, program: Program) -> None:
+        for anchor in (*program.anchors(), *program.finished):
+            self.offer_path(anchor.node)
+
+    def _join(self, node: Node | None) -> None:
+        """Join the node with its parent and with its only child, where nothing tells them apart."""
+        if node is None or node.dead or node.parent is None:
+            return
+        joint = self.merge(node.parent) if len(node.parent.children) == 1 else node
+        self.merge(node if not node.dead else joint)
