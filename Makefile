@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# `run` needs the package alone; tests and lint also need the tools, torch and triton.
+# `run` needs the package alone; tests and lint also need the tools, torch, triton and SGLang.
+SGLANG := tests/sglang_cpu
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 
@@ -13,10 +14,10 @@ run: $(READY)
 		--duration 10m --seeds 2 --out build/replay
 
 test: $(READY_DEV)
-	$(BIN)/python -m pytest -q -n auto -m "not long"
+	$(BIN)/python -m pytest -q -n auto --dist loadgroup -m "not long"
 
 test-long: $(READY_DEV)
-	$(BIN)/python -m pytest -q -n auto
+	$(BIN)/python -m pytest -q -n auto --dist loadgroup
 
 lint: $(READY_DEV)
 	$(BIN)/ruff check .
@@ -36,6 +37,8 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
-$(READY_DEV): $(READY)
+$(READY_DEV): $(READY) $(SGLANG)/requirements.txt $(SGLANG)/requirements-nodeps.txt
 	$(BIN)/python -m pip install --quiet --editable '.[dev,kernels-test]'
+	$(BIN)/python -m pip install --quiet --requirement $(SGLANG)/requirements.txt
+	$(BIN)/python -m pip install --quiet --no-deps --requirement $(SGLANG)/requirements-nodeps.txt
 	touch $@

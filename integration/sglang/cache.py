@@ -25,6 +25,7 @@ class LabelledRadixCache(UnifiedRadixCache):
         self.programs = Programs()
         self.worker = Worker(self)
         self.control: ControlServer | None = None
+        self.backed_up_now: Any = None
         super().__init__(params)
 
     def match_prefix(self, params: Any) -> Any:
@@ -65,6 +66,14 @@ class LabelledRadixCache(UnifiedRadixCache):
         """Poll copies, then obey the control channel. Called at every step of the scheduler."""
         super().check_hicache_events()
         self.worker.tick()
+
+    def _execute_kv_backup(self, node_id: Any, *arguments: Any) -> Any:
+        """Copy a node to DRAM; making room there must not take the copy of its parent."""
+        self.backed_up_now = self.tree_core.node_by_id(node_id)
+        try:
+            return super()._execute_kv_backup(node_id, *arguments)
+        finally:
+            self.backed_up_now = None
 
     def ready_to_load_host_cache(self) -> int:
         """Start the loads of a prefill batch, which also waits for those that commands started."""

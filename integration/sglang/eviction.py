@@ -81,9 +81,15 @@ class LabelledFullComponent(FullComponent):
         """Whether the host copy can go while the device copy stays.
 
         Write-through deletes an unbacked node that leaves HBM and would lose host-only children
-        with it, so there the copies below go first. Write-back copies it again instead.
+        with it, so there the copies below go first, also one that is just being made. Write-back
+        copies the node again instead.
         """
         core = self.tree_core
         if not core._can_reclaim_full_host_duplicate(node):
             return False
-        return core.is_write_back or not any(child.backuped for child in node.children.values())
+        if core.is_write_back:
+            return True
+        coming = self.cache.backed_up_now
+        if coming is not None and coming.parent is node:
+            return False
+        return not any(child.backuped for child in node.children.values())

@@ -40,11 +40,10 @@ def build_cache(context: Any) -> Any:
     return cache
 
 
-def _listen(address: str, token: str, inbox: Any) -> Any:
-    from kvtier.integration.sglang.control.address import Address
+def _listen(address: Any, token: str, inbox: Any) -> Any:
     from kvtier.integration.sglang.control.server import ControlServer
 
-    server = ControlServer(Address.parse(address), token, inbox)
+    server = ControlServer(address, token, inbox)
     server.start()
     _LOG.info("kvtier control channel on %s", server.address)
     return server

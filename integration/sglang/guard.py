@@ -17,7 +17,9 @@ _ASSEMBLER = "sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler"
 _HOST = "sglang.srt.mem_cache.pool_host"
 PRIVATE_NAMES = (
     f"{_CACHE}._evict_device_leaf",
+    f"{_CACHE}._drop_subtree_no_host",
     f"{_CACHE}._execute_and_commit_kv_backup",
+    f"{_CACHE}._execute_kv_backup",
     f"{_CACHE}.check_hicache_events",
     f"{_CACHE}.has_free_load_back_slot",
     f"{_CORE}._can_reclaim_full_host_duplicate",

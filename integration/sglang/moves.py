@@ -6,12 +6,13 @@ from collections import Counter
 from typing import Any
 
 from sglang.srt.mem_cache.unified_cache.cache_action import BackupKV
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.utils import get_device_module
 
 from kvtier.integration.sglang.control.protocol import Result, Status
-from kvtier.integration.sglang.labels import Node
+from kvtier.integration.sglang.labels import Node, num_holders
 from kvtier.integration.sglang.programs import Program
-from kvtier.integration.sglang.residency import private_in_hbm
+from kvtier.integration.sglang.residency import held_nodes, private_in_hbm
 
 
 class Moves:
@@ -53,7 +54,7 @@ class Moves:
             if tokens and self._cache.load_back(end.id):
                 loaded += tokens
         if not loaded:
-            return Result(Status.REFUSED, self._no_load(wanted))
+            return Result(Status.REFUSED, self._no_load(wanted, program))
         controller = self._cache.cache_controller
         controller.start_loading()
         self._loads.append(controller.ack_load_queue[-1].finish_event)
@@ -91,26 +92,52 @@ class Moves:
         return written > 0
 
     def _free(self, program: Program) -> bool:
-        """Free the nodes that can be freed now; True while copies are still under way."""
+        """Free the nodes that can be freed now; True while copies or requests still need some."""
         core = self._cache.tree_core
         waiting = False
-        for node in list(private_in_hbm(program)):
-            if not node.backuped:
-                continue
-            if node.write_through_pending_id is not None:
-                waiting = True
-            elif node in core.evictable_device_leaves:
+        for node in [node for node in private_in_hbm(program) if node.backuped]:
+            for branch in _unheld_below(node):
+                self._drop(branch)
+            if node in core.evictable_device_leaves:
                 self._cache._evict_device_leaf(node.id, Counter())
+            else:
+                waiting = True
         return waiting
 
-    def _no_load(self, wanted: int) -> str:
-        room = (
-            self._cache.token_to_kv_pool_allocator.available_size() + self._cache.evictable_size()
-        )
+    def _drop(self, leaf: Node) -> None:
+        """Free a branch's end that nobody holds; only a copy that it has already stays in DRAM."""
+        if leaf not in self._cache.tree_core.evictable_device_leaves:
+            return
+        if self._cache._evict_device_leaf(leaf.id, Counter()) is not None:
+            self._cache._drop_subtree_no_host(leaf.id, Counter())
+
+    def _no_load(self, wanted: int, program: Program) -> str:
+        free = self._cache.token_to_kv_pool_allocator.available_size()
+        own = sum(len(n.key) for n in held_nodes(program) if _is_evictable(n))
+        room = free + self._cache.evictable_size() - own
         least = self._cache.load_back_threshold
         if wanted < least:
             return f"{wanted} tokens are in DRAM alone; fewer than {least} are not worth a load"
         return f"HBM has room for {room} tokens, {wanted} are in DRAM alone"
+
+
+def _unheld_below(node: Node) -> list[Node]:
+    """What hangs below a program's own node in HBM, ends first: an answer that was not kept, say.
+
+    Nobody holds it: who did would hold the node, too.
+    """
+    found: list[Node] = []
+    stack = [child for child in node.children.values() if num_holders(child) == 0]
+    while stack:
+        current = stack.pop()
+        if not current.evicted:
+            found.append(current)
+            stack.extend(current.children.values())
+    return found[::-1]
+
+
+def _is_evictable(node: Node) -> bool:
+    return not node.evicted and node.component_data[ComponentType.FULL].lock_ref == 0
 
 
 def _tokens_to_load(node: Node) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from kvtier.errors import ConfigError
+from kvtier.integration.sglang.control.address import Address, check_token
 
 CONTROL = "KVTIER_CONTROL"
 TOKEN = "KVTIER_CONTROL_TOKEN"
@@ -14,14 +15,14 @@ TOKEN = "KVTIER_CONTROL_TOKEN"
 class Control(NamedTuple):
     """Where the control channel listens and what its clients must know."""
 
-    address: str
+    address: Address
     token: str
 
 
 def control_of(environment: Mapping[str, str]) -> Control | None:
     """The control channel that is asked for; None without one.
 
-    Raises ConfigError where an address is set without a token, or a token without an address.
+    Raises ConfigError where one of address and token is missing or cannot be used.
     """
     address, token = environment.get(CONTROL, ""), environment.get(TOKEN, "")
     if address and not token:
@@ -30,4 +31,4 @@ def control_of(environment: Mapping[str, str]) -> Control | None:
         )
     if token and not address:
         raise ConfigError(f"{TOKEN} is set without {CONTROL}; set both, or neither for no channel")
-    return Control(address, token) if address else None
+    return Control(Address.parse(address), check_token(token)) if address else None

@@ -87,12 +87,13 @@ class Worker:
             case protocol.Demote():
                 return self._demote(program)
             case protocol.Promote():
-                self.moves.stop(program.name)
-                return self.moves.promote(program)
+                return self._promote(program)
             case protocol.Pin():
-                self.moves.stop(program.name)
                 refusal = self.pins.set(program, self._clock() + command.lifetime_s)
-                return _refused(refusal) if refusal else Result(Status.DONE)
+                if refusal:
+                    return _refused(refusal)
+                self.moves.stop(program.name)
+                return Result(Status.DONE)
             case protocol.Unpin():
                 ended = self.pins.end(program.name)
                 return Result(Status.DONE, "" if ended else "the program was not pinned")
@@ -108,6 +109,13 @@ class Worker:
         if program.name in self.pins:
             return _refused("the program is pinned; unpin it first")
         return self.moves.demote(program)
+
+    def _promote(self, program: Program) -> Result:
+        result = self.moves.promote(program)
+        if result.status is not Status.REFUSED:
+            self.moves.stop(program.name)
+            self.pins.follow(program)
+        return result
 
     def _release(self, program: Program) -> None:
         self.moves.stop(program.name)

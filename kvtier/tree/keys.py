@@ -40,13 +40,10 @@ def as_tokens(tokens: Sequence[int] | npt.NDArray[np.integer]) -> Tokens:
         return np.empty(0, np.int32)
     if given.ndim != 1 or given.dtype.kind not in "iu":
         raise TreeError(f"tokens are {given.dtype}{given.shape}; pass integers in one dimension")
-    if given.dtype != np.int32:
-        if given.max() > _MAX_TOKEN:
-            raise TreeError(f"token id {given.max()} is above {_MAX_TOKEN}")
-        given = given.astype(np.int32)
-    if given.min() < 0:
-        raise TreeError(f"token id {given.min()} is negative")
-    return given
+    # One pass: a bit above the 30th, the sign included, is in the union if it is in any.
+    if not 0 <= int(np.bitwise_or.reduce(given)) <= _MAX_TOKEN:
+        raise TreeError(f"token ids {given.min()} to {given.max()} go beyond [0, {_MAX_TOKEN}]")
+    return given.astype(np.int32, copy=False)
 
 
 def as_pages(pages: Sequence[int] | npt.NDArray[np.integer]) -> Pages:

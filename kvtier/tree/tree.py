@@ -80,26 +80,27 @@ class RadixTree(Structure):
         it holds. Raises TreeError where the pages do not fit the tokens, or where a page before
         `first_page` is not in HBM; then nothing is taken.
         """
-        key, given = as_tokens(tokens), as_pages(pages)
-        key = key[: key.size - key.size % self.page_size]
-        if first_page < 0 or given.size != key.size // self.page_size - first_page:
+        given, end = as_pages(pages), len(tokens) - len(tokens) % self.page_size
+        if first_page < 0 or given.size != end // self.page_size - first_page:
             raise TreeError(
-                f"{given.size} pages from page {first_page} on do not fit {key.size} tokens in "
-                f"pages of {self.page_size}"
+                f"{given.size} pages from page {first_page} on do not fit {end} tokens in pages "
+                f"of {self.page_size}"
             )
-        node, at = self._resume(namespace, key, after, first_page)
+        node = self._resume(namespace, after, first_page, end)
+        base = node.end
+        key = as_tokens(tokens[base:end])  # from where it goes on: the rest is known to be equal
         duplicates: list[Pages] = []
-        while (child := self.child(node, key, at)) is not None:
-            node = self._fit(child, key, at)
-            mine = self._slice(given, first_page, at, node.end, node)
+        while (child := self.child(node, key, node.end - base)) is not None:
+            start = node.end
+            node = self._fit(child, key, start - base)
+            mine = self._slice(given, first_page, start, node.end, node)
             if node.states[Tier.HBM] is State.ABSENT:
                 self._restore(node, mine)
             else:
                 duplicates.append(mine)
-            at = node.end
-        if at < key.size:
-            mine = self._slice(given, first_page, at, key.size, None)
-            node = self._extend(node, key[at:], mine, request)
+        if node.end < end:
+            mine = self._slice(given, first_page, node.end, end, None)
+            node = self._extend(node, key[node.end - base :], mine, request)
         self.touch(node)
         return Inserted(node, np.concatenate(duplicates) if duplicates else given[:0])
 
@@ -243,16 +244,16 @@ class RadixTree(Structure):
         same = common_length(key, at, child.tokens, self.page_size)
         return self.split(child, same) if same < child.size else child
 
-    def _resume(
-        self, namespace: Namespace, key: Tokens, after: Match | None, first_page: int
-    ) -> tuple[Node, int]:
+    def _resume(self, namespace: Namespace, after: Match | None, first_page: int, end: int) -> Node:
         """Where an insert goes on: the end of `after` if it is still there, else the root."""
         if after is None or after.node.dead or after.node.end != after.tokens:
-            return self.root(namespace), 0
+            return self.root(namespace)
         # Only pages that the caller did not compute may be skipped: others might be duplicates.
-        if after.tokens > first_page * self.page_size or after.hbm_tokens < after.tokens:
-            return self.root(namespace), 0
-        return after.node, after.tokens
+        known = min(first_page * self.page_size, end)
+        whole = after.hbm_tokens == after.tokens and after.node.states[Tier.HBM] in _READABLE
+        if after.tokens > known or not whole:
+            return self.root(namespace)
+        return after.node
 
     def _slice(
         self, given: Pages, first_page: int, start: int, end: int, node: Node | None

@@ -17,7 +17,9 @@ from kvtier.integration.sglang.control.protocol import (
     AnyCommand,
     Demote,
     Levels,
+    Promote,
     Residency,
+    SetLabel,
     Status,
     TierLevel,
 )
@@ -42,8 +44,21 @@ KVTIER_ARGUMENTS = (
 )
 # Asleep while nobody asks, so that it leaves the machine to the other server.
 STOCK_ARGUMENTS = ("--max-total-tokens", "131072", "--page-size", str(PAGE), "--sleep-on-idle")
+SYSTEM = 256
+"""Tokens of the system prompt that all conversations share."""
+_TASK = 64
+_TOOL = 200
+_ANSWER = 24
+# Ways in which a request says whose it is.
+IDENTITY = {"program": "named", "label": "idle", "epoch": 4}
+CUSTOM = {"custom_params": {"kvtier": IDENTITY}}
+HINT = {"action_id": "a", "action_type": "kvtier", "action_version": "1", "payload": IDENTITY}
+HINTS = {"kv_hints": {"protocol_version": "1", "message_id": "m", "actions": [HINT]}}
+KEY = {"x-smg-routing-key": "named"}
 WAIT_S = 30.0
 _POLL_S = 0.005
+_Ask = Callable[[int, list[int], int], Generation]
+"""Turn, prompt and number of new tokens in."""
 
 
 def tokens(name: str, count: int) -> list[int]:
@@ -121,6 +136,31 @@ class Engine:
         """Let the program compute a context of `size` tokens, whole pages, that none other has."""
         self.ask(program, tokens(program, size), label=label, epoch=epoch)
 
+    def converse(self, name: str, turns: int) -> list[Generation]:
+        """An agent's answers: each turn's prompt holds all earlier ones and what a tool says.
+
+        While its tools run it is IDLE.
+        """
+
+        def ask(turn: int, prompt: list[int], count: int) -> Generation:
+            answer = self.ask(name, prompt, count, label=Label.BUSY, epoch=2 * turn)
+            self.obey(SetLabel(name, 2 * turn + 1, Label.IDLE))
+            return answer
+
+        return _converse(ask, name, turns)
+
+    def converse_with_stock(self, name: str, turns: int) -> list[Generation]:
+        """The same with the stock server."""
+        return _converse(lambda _, *asked: self.stock.generate(*asked), name, turns)
+
+    def run_and_move(self, name: str) -> None:
+        """A program grows, and is demoted and promoted in between; some of that is refused."""
+        for epoch in range(6):
+            self.ask(name, tokens(name, CONTEXT + epoch * 32), 16, label=Label.BUSY, epoch=epoch)
+            self.control.send(SetLabel(name, epoch, Label.IDLE), Demote(name, epoch))
+            if epoch % 2:
+                self.control.send(Promote(name, epoch))
+
     def residency(self, program: str) -> Residency:
         """The program's; the worker must know it."""
         (residency,) = self.control.residency(program)
@@ -140,6 +180,12 @@ class Engine:
         """Demote the program and wait until its pages are in DRAM alone."""
         self.obey(Demote(program, epoch))
         until(lambda: self.place(program).hbm == 0, f"{program} has left HBM")
+
+    def promote(self, program: str, epoch: int = 0) -> None:
+        """Promote a program that is in DRAM alone, once nothing runs, and wait until it is done."""
+        self.settle()
+        self.obey(Promote(program, epoch))
+        until(lambda: self.place(program).hbm > 0, f"{program} is in HBM")
 
     def settle(self) -> Levels:
         """The levels once no request and no copy holds a page."""
@@ -171,7 +217,7 @@ def running_engine(model: Path, folder: Path) -> Iterator[Engine]:
             arguments=KVTIER_ARGUMENTS,
             environment={"KVTIER_CONTROL": str(address), "KVTIER_CONTROL_TOKEN": TOKEN},
         )
-        stock = SglangServer(model, folder, arguments=STOCK_ARGUMENTS)
+        stock = SglangServer(model, folder, arguments=STOCK_ARGUMENTS, stop_s=0)
         for one in (server, stock):
             one.start()
             stack.push(one)
@@ -188,19 +234,7 @@ def identity(
     return {name: value for name, value in named.items() if value is not None}
 
 
-SYSTEM = 256
-_TASK = 64
-_TOOL = 200
-_ANSWER = 24
-
-
-def converse(
-    ask: Callable[[int, list[int], int], Generation], name: str, turns: int
-) -> list[Generation]:
-    """An agent's answers: each turn's prompt holds all earlier ones and what a tool says.
-
-    `ask(turn, prompt, count)` sends the request. All agents share a system prompt.
-    """
+def _converse(ask: _Ask, name: str, turns: int) -> list[Generation]:
     prompt = tokens("system", SYSTEM) + tokens(name, _TASK)
     answers = []
     for turn in range(turns):

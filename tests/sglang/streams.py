@@ -1,13 +1,19 @@
-"""Streaming requests that end early, in every phase that a request goes through."""
+"""Requests that end early, in every phase that one goes through, and clients that die."""
 
 from __future__ import annotations
 
 import json
+import random
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 from urllib.parse import urlsplit
+
+from kvtier.integration.sglang.control.address import Address
 
 from .engine import CONTEXT, HBM, PAGE, SLOTS, WAIT_S, Engine, tokens, until
 
@@ -91,10 +97,13 @@ def waiting_for_a_slot(engine: Engine, program: str, stack: ExitStack) -> Stream
 
 
 def waiting_for_memory(engine: Engine, program: str, stack: ExitStack) -> Stream:
-    # SGLang sets a part of the new tokens aside, more than the rest that is free.
-    _hold(engine, "memory", HBM - CONTEXT - LONG, stack, count=2 * LONG)
-    stream = _request(engine, program, 512)
-    until(lambda: engine.waiting() == engine.residency(program).running == 1, "it waits")
+    engine.demote(program)
+    stack.callback(engine.promote, program)
+    # Whatever it decodes, less than the program's context is free.
+    _hold(engine, "memory", HBM - CONTEXT + 4 * PAGE, stack, count=CONTEXT - 8 * PAGE)
+    stream = _request(engine, program, 64)
+    until(lambda: engine.waiting() == 1, "it waits")
+    assert engine.place(program).hbm == 0
     return stream
 
 
@@ -145,3 +154,35 @@ def _hold(engine: Engine, program: str, size: int, stack: ExitStack, count: int 
         assert ending.reason == "abort", f"{program} ended before the request that it held"
 
     stack.callback(end)
+
+
+def end_at_random(engine: Engine, program: str, rounds: int) -> list[Ending]:
+    """Endings of those requests that were aborted; others hung up."""
+    rng = random.Random(program)
+    endings = []
+    for number in range(rounds):
+        tail = tokens(f"{program}, tail {number}", rng.choice((1, 64, 512)))
+        prompt = [*tokens(program, CONTEXT // 2), *tail]
+        stream = Stream(engine, f"{program}, {number}.", program, prompt)
+        time.sleep(rng.choice((0, 0.02, 0.3)) * rng.random())  # any moment
+        if rng.random() < 0.5:
+            endings.append(stream.abort())
+        else:
+            stream.hang_up()
+    return endings
+
+
+def killed_in_the_middle(address: Address, request: bytes) -> None:
+    """A process that has sent a part of a request is killed."""
+    program = (
+        "import socket, sys\n"
+        f"sock = socket.create_connection(({address.host!r}, {address.port}))\n"
+        f"sock.sendall({request!r})\n"
+        "print('sent', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"sent\n"
+        client.kill()

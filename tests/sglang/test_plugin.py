@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvtier.errors import ConfigError
+from kvtier.integration.sglang.control.address import Address
 from kvtier.integration.sglang.guard import SGLANG_VERSION, check_names, check_version
 from kvtier.integration.sglang.plugin import asked_for
 from kvtier.integration.sglang.settings import Control, control_of
@@ -222,8 +223,17 @@ def test_no_control_channel_without_address_and_token(environment: dict[str, str
 
 @pytest.mark.parametrize("address", ["127.0.0.1:5000", "unix:/tmp/kvtier.sock"])
 def test_address_and_token_together_give_a_control_channel(address: str) -> None:
-    found = control_of({ADDRESS: address, TOKEN: "secret", "PATH": "/bin"})
-    assert found == Control(address, "secret")
+    token = "0123456789abcdef"
+    found = control_of({ADDRESS: address, TOKEN: token, "PATH": "/bin"})
+    assert found == Control(Address.parse(address), token)
+
+
+@pytest.mark.parametrize(
+    ("address", "token"), [("0.0.0.0:1", "0123456789abcdef"), ("127.0.0.1:5000", "short")]
+)
+def test_what_cannot_be_an_address_or_a_token_is_refused(address: str, token: str) -> None:
+    with pytest.raises(ConfigError):
+        control_of({ADDRESS: address, TOKEN: token})
 
 
 @pytest.mark.parametrize("empty", [{}, {ADDRESS: "", TOKEN: ""}])
