@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from threading import Lock
 
 Part = Callable[[], None]
@@ -30,8 +31,12 @@ class Crew:
 
     def __init__(self, num_helpers: int) -> None:
         self._num_helpers = num_helpers
-        self._executors: dict[int, ThreadPoolExecutor] = {}
         self._closed = False
+        self._teams: dict[int, _Team] = {}
+
+    def __del__(self) -> None:
+        for team in self._teams.values():
+            team.calls.put(None)
 
     def run(self, parts: Iterable[Part], num_helpers: int) -> None:
         """Run the parts here and on up to `num_helpers` threads, each taking the next one.
@@ -73,22 +78,63 @@ class Crew:
         What runs or comes later is done by its caller alone.
         """
         self._closed = True
-        executor = self._executors.get(_generation)
-        if executor is not None:
-            executor.shutdown()
+        team = self._teams.get(_generation)
+        if team is not None:
+            team.end()
 
     def _call(self, shared: _Shared, num_helpers: int) -> None:
         if not num_helpers or self._closed:
             return
-        executor = self._executors.get(_generation)
-        if executor is None:
-            made = ThreadPoolExecutor(self._num_helpers, "kvtier-copy")
-            executor = self._executors.setdefault(_generation, made)
-        try:
-            for _ in range(num_helpers):
-                executor.submit(shared.help)
-        except RuntimeError:
-            pass  # closed meanwhile, at the interpreter's end, or no more threads: fewer will do
+        team = self._teams.get(_generation)
+        if team is None:
+            team = self._teams.setdefault(_generation, _Team(self._num_helpers))
+        team.start()
+        for _ in range(num_helpers):
+            team.calls.put(shared)
+
+
+class _Team:
+    """The threads of one process.
+
+    Without the threads and executors of the standard library: a caller that is interrupted while
+    it starts or calls them can leave their locks held for ever.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self.calls: SimpleQueue[_Shared | None] = SimpleQueue()
+        self._missing = deque(range(num_threads))
+        self._serving: list[Lock] = []
+
+    def start(self) -> None:
+        """Start what is missing, as far as the system lets it: the caller can do without."""
+        while self._missing:
+            try:
+                at = self._missing.pop()
+            except IndexError:
+                return  # another caller starts it
+            try:
+                start_new_thread(_serve, (self.calls, self._serving))
+            except RuntimeError:
+                self._missing.append(at)
+                return
+
+    def end(self) -> None:
+        """Wait until each has done what it was called to, and has ended."""
+        self.calls.put(None)
+        for serving in self._serving:
+            with serving:
+                pass
+
+
+def _serve(calls: SimpleQueue[_Shared | None], serving: list[Lock]) -> None:
+    """What a thread does. It knows no Team or Crew, so that it ends when they are dropped."""
+    mine = Lock()
+    with mine:
+        serving.append(mine)
+        while (shared := calls.get()) is not None:
+            shared.help()
+            del shared  # its memory must not wait for the next call
+        calls.put(None)  # for the next thread
 
 
 class _Shared:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.ma import MaskedArray  # np.ma would take the import lock at every copy
 
 from kvtier.errors import CopyError
 from kvtier.kernels.with_torch import Tensor, torch
@@ -56,10 +57,10 @@ def _copied(page_ids: PageIds, num_pages: int) -> npt.NDArray[Any]:
     """The ids as an array of whatever shape and type they have."""
     if isinstance(page_ids, Tensor):
         return _from_tensor(page_ids)
-    if isinstance(page_ids, np.ma.MaskedArray):
+    if isinstance(page_ids, MaskedArray):
         raise CopyError("page ids are a masked array; pass a plain one")
     if isinstance(page_ids, list | tuple) and _are_integers(page_ids):
-        return _from_integers(list(map(int, page_ids)), num_pages)
+        return _from_integers(page_ids, num_pages)
     try:
         return np.array(page_ids)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -86,9 +87,9 @@ def _are_integers(values: Sequence[object]) -> bool:
     return all(issubclass(kind, int | np.integer) for kind in kinds)
 
 
-def _from_integers(values: list[int], num_pages: int) -> npt.NDArray[np.int64]:
+def _from_integers(values: Sequence[int], num_pages: int) -> npt.NDArray[np.int64]:
     try:
-        return np.array(values, dtype=np.int64)
+        return np.fromiter(values, dtype=np.int64, count=len(values))
     except OverflowError:
         at = next(at for at, value in enumerate(values) if not 0 <= value < num_pages)
         raise _outside(values[at], at, num_pages) from None

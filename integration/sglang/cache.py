@@ -10,8 +10,8 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from kvtier.integration.sglang.control.server import ControlServer
 from kvtier.integration.sglang.identity import identity_of
-from kvtier.integration.sglang.programs import Programs
 from kvtier.integration.sglang.worker import Worker
+from kvtier.tree.programs import Programs
 
 
 class LabelledRadixCache(UnifiedRadixCache):
@@ -93,11 +93,14 @@ class LabelledRadixCache(UnifiedRadixCache):
                 self.programs.matched(req.rid, req.kvtier_run, node)
             return
         identity = identity_of(req)
-        run = self.programs.begin(req.rid, identity, node) if identity is not None else None
-        req.kvtier_run = run
-        if run is not None:
-            # A request that SGLang drops without a word must not keep its label for ever.
-            finalize(req, self.worker.lost.append, (req.rid, run)).atexit = False
+        req.kvtier_run = None
+        if identity is None:
+            return
+        run = req.kvtier_run = self.programs.begin(
+            req.rid, identity.program, node, label=identity.label, epoch=identity.epoch
+        )
+        # A request that SGLang drops without a word must not keep its label for ever.
+        finalize(req, self.worker.lost.append, (req.rid, run)).atexit = False
 
     def _note_end(self, request: str, *, well: bool) -> None:
         program = self.programs.ended(request, well=well)

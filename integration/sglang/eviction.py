@@ -12,8 +12,8 @@ from typing import Any
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType, FullComponent
 
-from kvtier.integration.sglang import labels
-from kvtier.integration.sglang.labels import Node, rank_of
+from kvtier.tree import holders
+from kvtier.tree.holders import Node, rank_of
 
 Order = tuple[int, float, int]
 _DUPLICATE = 1
@@ -43,12 +43,12 @@ class LabelledFullComponent(FullComponent):
     def redistribute_on_node_split(self, new_parent: Node, child: Node) -> None:
         """Divide the child's state; whoever held it holds both."""
         super().redistribute_on_node_split(new_parent, child)
-        labels.split(new_parent, child)
+        holders.split(new_parent, child)
 
     def discard_deleted_session_leaf(self, node: Node) -> None:
         """The node is about to leave the tree."""
         super().discard_deleted_session_leaf(node)
-        labels.delete(node)
+        holders.delete(node)
 
     def drive_host_eviction(
         self,

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from kvtier.ids import Label
 from kvtier.integration.sglang.control.protocol import Epoch, ProgramId
-from kvtier.scheduling.commands import Label
 
 _LOG = logging.getLogger(__name__)
 HINT_TYPE = "kvtier"

@@ -10,9 +10,9 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.utils import get_device_module
 
 from kvtier.integration.sglang.control.protocol import Result, Status
-from kvtier.integration.sglang.labels import Node, num_holders
-from kvtier.integration.sglang.programs import Program
 from kvtier.integration.sglang.residency import held_nodes, private_in_hbm
+from kvtier.tree.holders import Node, num_holders
+from kvtier.tree.programs import Program
 
 
 class Moves:

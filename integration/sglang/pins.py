@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvtier.integration.sglang.labels import Node
-from kvtier.integration.sglang.programs import Program
+from kvtier.tree.holders import Node
+from kvtier.tree.programs import Program
 
 _HBM_SHARE = 0.5
 """Pins may hold this much of HBM: running requests need the rest."""

@@ -8,8 +8,8 @@ from hashlib import blake2b
 from typing import Any
 
 from kvtier.integration.sglang.control.protocol import Levels, Residency, TierLevel
-from kvtier.integration.sglang.labels import Node, num_holders
-from kvtier.integration.sglang.programs import Program
+from kvtier.tree.holders import Node, num_holders
+from kvtier.tree.programs import Program
 
 
 def held_nodes(program: Program) -> dict[Node, bool]:

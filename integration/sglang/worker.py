@@ -7,14 +7,14 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any, assert_never
 
+from kvtier.ids import Label
 from kvtier.integration.sglang.control import protocol
 from kvtier.integration.sglang.control.inbox import Inbox
 from kvtier.integration.sglang.control.protocol import Result, Status
 from kvtier.integration.sglang.moves import Moves
 from kvtier.integration.sglang.pins import Pins
-from kvtier.integration.sglang.programs import Program, Run
 from kvtier.integration.sglang.residency import levels, report
-from kvtier.scheduling.commands import Label
+from kvtier.tree.programs import Program, Run
 
 
 class Worker:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvtier.ids import Label as Label
+from kvtier.ids import Label
 
 
 class Forward(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvtier.ids import Label
 from kvtier.scheduling import commands as cmd
 from kvtier.scheduling.scheduler import Scheduler
 from kvtier.scheduling.state import Ledger, ProgramState, Queue, Status, WorkerState
@@ -114,7 +115,7 @@ class Mori(Scheduler):
 
     def settle(self, state: ProgramState, previous: Queue) -> None:
         assert state.worker is not None
-        self._out.append(cmd.SetLabel(state.program, state.worker, cmd.Label.BUSY, state.epoch))
+        self._out.append(cmd.SetLabel(state.program, state.worker, Label.BUSY, state.epoch))
         if previous is Queue.CPU:
             self._out.append(cmd.Promote(state.program, state.worker, state.epoch))
 
@@ -125,7 +126,7 @@ class Mori(Scheduler):
             self.lose_copy(state, now_s)
             return
         self._place(state, Queue.CPU, now_s)
-        self._out.append(cmd.SetLabel(state.program, worker.worker, cmd.Label.IDLE, state.epoch))
+        self._out.append(cmd.SetLabel(state.program, worker.worker, Label.IDLE, state.epoch))
         self._out.append(cmd.Demote(state.program, worker.worker, state.epoch))
 
     def _clear_dram(self, worker: WorkerState, state: ProgramState, now_s: float) -> bool:
@@ -174,9 +175,7 @@ class Mori(Scheduler):
     def lose_copy(self, state: ProgramState, now_s: float) -> None:
         self._place(state, Queue.WAITING, now_s)
         if state.worker is not None:
-            self._out.append(
-                cmd.SetLabel(state.program, state.worker, cmd.Label.INACTIVE, state.epoch)
-            )
+            self._out.append(cmd.SetLabel(state.program, state.worker, Label.INACTIVE, state.epoch))
 
 
 class Elapsed(Mori):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from kvtier.scheduling.commands import Label
+from kvtier.ids import Label
 from kvtier.sim.copies import CacheCounters, CacheMode, Copy, Head, Hit, Shelf
 
 _HBM_ORDER = (Label.INACTIVE, Label.IDLE, Label.BUSY)

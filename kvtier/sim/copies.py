@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from kvtier.scheduling.commands import Label
+from kvtier.ids import Label
 
 
 @dataclass(slots=True, eq=False)

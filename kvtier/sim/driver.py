@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvtier.errors import CapacityError, SimulationError
 from kvtier.hardware import kv_capacity_tokens
+from kvtier.ids import Label
 from kvtier.scheduling import build, policy
 from kvtier.scheduling import commands as cmd
 from kvtier.scheduling import events as ev
@@ -276,7 +277,7 @@ class Simulation:
             self.engines[command.worker].cache.drop(command.program)
 
     def _set_label(self, command: cmd.SetLabel) -> None:
-        if command.label is cmd.Label.INACTIVE:
+        if command.label is Label.INACTIVE:
             self.recorder.moves["drop"] += 1
         self._note_epoch(command.program, command.epoch)
         self.engines[command.worker].relabel(command.program, command.label)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from kvtier.scheduling.commands import Label
+from kvtier.ids import Label
 from kvtier.scheduling.events import Direction
 from kvtier.sim.cache import TierCache
 from kvtier.sim.cost import StepCost

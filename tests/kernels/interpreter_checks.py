@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kvtier.errors import CopyError
 from kvtier.kernels.forms import Form
+from kvtier.kernels.naive import gather_naive
 from kvtier.kernels.pool import PagedPool
 from kvtier.kernels.triton_copy import TritonCopy
 
@@ -133,6 +135,48 @@ def test_no_ids_copy_nothing_and_need_an_empty_packed() -> None:
         TritonCopy(form).gather(pool, [], packed, checksums=sums)
         TritonCopy(form).scatter(pool, [], packed, checksums=sums)
     assert all(torch.equal(t, old) for t, old in zip(pool.tensors, before, strict=True))
+
+
+def test_read_only_ids_are_taken_without_a_warning() -> None:
+    pool, packed, expected = make_pool(), bytes_of(2, PAGE_BYTES), bytes_of(2, PAGE_BYTES)
+    given = np.frombuffer(np.array(GOOD_IDS, dtype=np.int32).tobytes(), dtype=np.int32)
+    TritonCopy().gather(pool, given, packed)
+    gather_naive(pool, torch.tensor(GOOD_IDS), expected)
+    assert torch.equal(packed, expected)
+
+
+@pytest.mark.parametrize("width", [PAGE_BYTES + 1, PAGE_BYTES + 4, 2 * PAGE_BYTES])
+@pytest.mark.parametrize("lead_bytes", [0, 1, 4, 8, 12])
+def test_a_single_packed_row_is_right_wherever_it_lies(width: int, lead_bytes: int) -> None:
+    """torch calls one row contiguous whatever its stride, and knows its offset, not its address."""
+    pool, expected = make_pool(), bytes_of(1, PAGE_BYTES)
+    gather_naive(pool, torch.tensor([3]), expected)
+    for start in range(16):  # memory whose own address is odd
+        memory = torch.from_numpy(position_pattern(4 * width + 32)[start:])
+        packed = memory[lead_bytes:].as_strided((1, PAGE_BYTES), (width, 1))
+        before = memory.clone()
+        TritonCopy().gather(pool, [3], packed)
+        before[lead_bytes : lead_bytes + PAGE_BYTES] = expected[0]
+        assert torch.equal(memory, before)
+
+
+@pytest.mark.parametrize("verb", ["gather", "scatter"])
+def test_packed_in_the_memory_of_the_pool_is_refused(verb: str) -> None:
+    memory = bytes_of(NUM_PAGES, PAGE_BYTES)
+    bad = BadCall(
+        "inside",
+        "packed overlaps the memory of segment 0; pass memory of its own",
+        packed=lambda: memory[2:4],
+    )
+    refuse(TritonCopy(), verb, PagedPool.of([memory]), bad)
+
+
+def test_a_pool_on_a_gpu_is_refused_where_kernels_are_interpreted() -> None:
+    with FakeTensorMode():  # says that it is on a GPU, and has no memory
+        packed = torch.empty(1, ROW_BYTES, dtype=torch.uint8, device="cuda")
+    pool = PagedPool((packed,), 1, (ROW_BYTES,), (ROW_BYTES,), (0,), ROW_BYTES)
+    with pytest.raises(CopyError, match=r"on cuda:0, Triton's interpreter reaches host memory"):
+        TritonCopy().gather(pool, [0], packed)
 
 
 @pytest.mark.parametrize("form", [Form.PAGE, Form.SMALL, Form.PERSISTENT])

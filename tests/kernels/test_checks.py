@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from kvtier.errors import CopyError
 from kvtier.kernels.forms import Form
 from kvtier.kernels.ids import check_page_ids
 from kvtier.kernels.pool import PagedPool
+from kvtier.kernels.tables import SegmentTables
 from kvtier.kernels.triton_copy import TritonCopy, interpreted
 
 BAD_POOLS = {
@@ -38,6 +40,28 @@ BAD_POOLS = {
         lambda: [torch.zeros(4, 8, 2).transpose(1, 2)],
         r"a page of segment 0 is not contiguous",
     ),
+    "too-many-pages": (
+        lambda: [torch.empty(1 << 31, 1, dtype=torch.uint8, device="meta")],
+        r"a pool of 2147483648 pages; ids are int32, so at most 2147483647 fit",
+    ),
+    "a-tensor": (lambda: torch.zeros(4, 8), r"takes a list of tensors.*pass \[tensor\]"),
+    "nothing": (lambda: None, r"takes a list of tensors, not a NoneType"),
+    "arrays": (lambda: [np.zeros((4, 8))], r"segment 0 is of type ndarray; pass a torch tensor"),
+    "a-gap": (lambda: [torch.zeros(4, 8), None], r"segment 1 is of type NoneType"),
+    "keys": (lambda: {0: torch.zeros(4, 8)}, r"segment 0 is of type int"),
+    "sparse": (lambda: [torch.eye(4).to_sparse()], r"segment 0 is sparse or nested"),
+    "same-tensor-twice": (
+        lambda: [torch.zeros(4, 8)] * 2,
+        r"segments 0 and 1 overlap; each needs its own memory",
+    ),
+    "next-page": (
+        lambda: [(m := torch.zeros(5, 8))[:4], m[1:]],
+        r"segments 0 and 1 overlap",
+    ),
+    "half-a-row": (
+        lambda: [torch.zeros(4, 8), (m := torch.zeros(4, 8))[:, :5], m[:, 4:]],
+        r"segments 1 and 2 overlap",
+    ),
     "overlapping": (
         lambda: [torch.as_strided(torch.zeros(64), (4, 8), (4, 1))],
         r"pages of segment 0 overlap; strides \(4, 1\)",
@@ -55,6 +79,21 @@ BAD_IDS = {
     "text": (["1"], r"dtype <U1; pass integers"),
     "bool": (np.array([True]), r"dtype bool; pass integers"),
     "two-dimensions": ([[1]], r"shape \(1, 1\); pass one dimension"),
+    "ragged": ([[1], [2, 0]], r"page ids make no array of one dimension"),
+    "bool-among-integers": ([True, 2], r"dtype bool; pass integers"),
+    "bool-in-a-tuple": ((1, np.True_), r"dtype bool; pass integers"),
+    "nothing": (None, r"shape \(\); pass one dimension, a list or array of integers"),
+    "generator": ((i for i in (1, 2)), r"shape \(\); pass one dimension, a list or array"),
+    "masked": (np.ma.array([1, 2], mask=[0, 1]), r"page ids are a masked array"),
+    "wider-than-64-bits": ([0, 1 << 70], r"page id 1180591620717411303424 at 1 is outside"),
+    "negative-and-wide": ([-1, 1 << 70], r"page id -1 at 0 is outside"),
+    "top-of-uint64": ([1, np.uint64(2**64 - 1)], r"page id 18446744073709551615 at 1 is outside"),
+    "float-tensor": (torch.tensor([1.0]), r"page ids are torch\.float32 on cpu; pass integers"),
+    "half-tensor": (torch.tensor([1], dtype=torch.bfloat16), r"torch\.bfloat16 on cpu"),
+    "bool-tensor": (torch.tensor([True]), r"dtype bool; pass integers"),
+    "tensor-elsewhere": (torch.empty(1, dtype=torch.int32, device="meta"), r"int32 on meta"),
+    "sparse-tensor": (torch.tensor([1]).to_sparse(), r"pass integers in host memory"),
+    "tensor-of-two-dimensions": (torch.tensor([[1]]), r"shape \(1, 1\)"),
 }
 
 
@@ -77,8 +116,9 @@ def test_segments_that_a_pool_has_not_are_refused(segments: tuple[int, int]) -> 
 @pytest.mark.parametrize(("ids", "message"), BAD_IDS.values(), ids=BAD_IDS.keys())
 @pytest.mark.parametrize("unique", [False, True])
 def test_page_ids_that_name_no_page_are_refused(ids: object, message: str, unique: bool) -> None:
-    with pytest.raises(CopyError, match=message):
+    with pytest.raises(CopyError, match=message) as caught:
         check_page_ids(ids, 3, unique=unique)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_repeated_id_is_refused_where_ids_have_to_be_unique() -> None:
@@ -94,6 +134,52 @@ def test_checked_ids_are_contiguous_int32_and_may_be_none() -> None:
         assert checked.dtype == np.int32
         assert checked.flags.c_contiguous
         assert len(checked) == len(ids)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [1, np.uint64(5)],
+        (np.int64(1), np.uint64(5)),
+        range(1, 6, 4),
+        np.frombuffer(np.array([1, 5], dtype=np.int32).tobytes(), dtype=np.int32),
+        np.array([1, 5], dtype=np.int32),
+        *(torch.tensor([1, 5], dtype=d) for d in (torch.int8, torch.int64, torch.uint16)),
+    ],
+    ids=lambda ids: f"{type(ids).__name__}-{getattr(ids, 'dtype', '')}",
+)
+def test_integers_of_any_kind_are_taken_as_a_copy_of_their_own(ids: Any) -> None:
+    checked = check_page_ids(ids, 6, unique=True)
+    assert checked.tolist() == [1, 5]
+    assert checked.flags.writeable
+    if isinstance(ids, np.ndarray):
+        assert not np.shares_memory(checked, ids)
+
+
+def test_more_pages_than_int32_ids_can_name_are_refused() -> None:
+    assert check_page_ids([(1 << 31) - 2], (1 << 31) - 1, unique=False).tolist() == [2147483646]
+    with pytest.raises(CopyError, match=r"a pool of 2147483648 pages"):
+        check_page_ids([0], 1 << 31, unique=False)
+
+
+def test_any_iterable_of_tensors_makes_a_pool() -> None:
+    pool = PagedPool.of(torch.zeros(4, 8) for _ in range(2))
+    assert (pool.num_segments, pool.num_pages, pool.page_bytes) == (2, 4, 64)
+
+
+@pytest.mark.parametrize("segments", [(1.0, 1), (None, 1), (0, "1")])
+def test_segments_are_counted_in_integers(segments: tuple[Any, Any]) -> None:
+    with pytest.raises(CopyError, match="pass two integers"):
+        PagedPool.of([torch.zeros(4, 8)]).segments(*segments)
+
+
+def test_equal_parts_of_a_pool_are_one_object_with_one_table() -> None:
+    pool, tables = PagedPool.of(torch.zeros(4, 8) for _ in range(3)), SegmentTables()
+    assert pool.segments(0, 3) is pool
+    assert pool.segments(1, 2) is pool.segments(1, 2)
+    assert pool.segments(1, 1) is not pool.segments(1, 2)
+    first = tables.table(pool.segments(1, 1), 16)
+    assert tables.table(pool.segments(1, 1), 16) is first
 
 
 @pytest.mark.parametrize("verb", ["gather", "scatter"])
@@ -114,11 +200,6 @@ def test_triton_refuses_host_tensors_that_no_interpreter_copies(
     assert (pool.tensors[0] == 5).all()
     assert (packed == 7).all()
     assert (sums == 9).all()
-
-
-def test_less_than_one_persistent_program_is_refused() -> None:
-    with pytest.raises(CopyError, match=r"num_programs=0 must be at least 1"):
-        TritonCopy(Form.PERSISTENT, num_programs=0)
 
 
 @pytest.mark.parametrize(

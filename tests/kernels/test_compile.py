@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import json
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -210,6 +211,40 @@ def test_a_listing_is_counted_by_width_and_kind() -> None:
         num_barriers=1,
     )
     assert report.spills
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--json", "/proc/none/file"], "--json /proc/none/file: cannot be written"),
+        (["--arch", "91"], "unknown arch '91'; choose from"),
+        (["--arch", "90,"], "unknown arch ''; choose from"),
+    ],
+)
+def test_wrong_flags_end_in_one_line_before_anything_is_compiled(
+    flags: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.argv", ["sass", *flags])
+    with pytest.raises(SystemExit) as caught:
+        sass.main()
+    said = capsys.readouterr()
+    assert (caught.value.code, said.out) == (2, "")
+    assert message in said.err.splitlines()[-1]
+
+
+def test_each_arch_is_compiled_once_and_results_are_appended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "results.jsonl"
+    file.write_text('{"earlier": 1}\n')
+    monkeypatch.setattr("sys.argv", ["sass", "--arch", "90,90", "--json", str(file)])
+    sass.main()
+    earlier, *records = map(json.loads, file.read_text().splitlines())
+    assert earlier == {"earlier": 1}
+    assert [(r["kernel"], r["arch"]) for r in records] == [(spec.name, 90) for spec in SHIPPED]
 
 
 def test_an_empty_listing_is_an_error() -> None:

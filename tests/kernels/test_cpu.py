@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvtier.errors import ConfigError, CopyError
+from kvtier.errors import CopyError
 from kvtier.kernels import cpu
 from kvtier.kernels.cpu import CpuCopy, choose
 from kvtier.kernels.cpu_rows import CpuMethod, flat_refusal, slabs_of
@@ -290,11 +290,6 @@ def test_no_copy_after_close() -> None:
     backend.close()
     with pytest.raises(CopyError, match="closed"):
         backend.gather(pool, [0], poisoned_packed(1, pool))
-
-
-def test_less_than_one_thread_is_refused() -> None:
-    with pytest.raises(ConfigError, match="num_threads=0"):
-        CpuCopy(0)
 
 
 @st.composite

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 needs_cupy = pytest.mark.skipif(
-    importlib.util.find_spec("cupy") is None, reason="needs CuPy: pip install kvtier[gpu]"
+    importlib.util.find_spec("cupy") is None, reason="needs CuPy: pip install 'kvtier[gpu]'"
 )
 
 DEVICE = "cuda:0"

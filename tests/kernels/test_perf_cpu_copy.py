@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -55,6 +58,66 @@ def test_wrong_bytes_stop_the_benchmark(direction: str) -> None:
                 cpu_copy.check_bytes(bench, cpu_copy.Case(2048, direction, order, 1))
 
 
-def test_a_payload_of_broken_pages_is_refused() -> None:
-    with pytest.raises(ConfigError, match="pass a multiple of"):
-        list(cpu_copy.measure((2048,), PAYLOAD_BYTES + 1, num_rounds=1))
+@pytest.mark.parametrize(
+    ("payload_bytes", "num_rounds", "message"),
+    [
+        (PAYLOAD_BYTES + 1, 1, "pass a multiple of"),
+        (0, 1, "a payload of 0 MiB; pass a multiple of"),
+        (PAYLOAD_BYTES, 0, "0 rounds; pass 1 or more"),
+        (1 << 60, 1, r"takes .* MiB of memory, .* are free"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    payload_bytes: int, num_rounds: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        list(cpu_copy.measure((2048,), payload_bytes, num_rounds))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--payload-mib", "0"], "a payload of 0 MiB; pass a multiple of 32 MiB"),
+        (["--payload-mib", "-1"], "a payload of -1 MiB; pass a multiple of 32 MiB"),
+        (["--payload-mib", "16"], "a payload of 16 MiB; pass a multiple of 32 MiB"),
+        (["--quick", "--payload-mib", "100000000000000"], "are free; pass a smaller one"),
+        (["--rounds", "0"], "0 rounds; pass 1 or more"),
+        (["--rounds", "-1"], "-1 rounds; pass 1 or more"),
+        (["--json", "/proc/none/file"], "--json /proc/none/file: cannot be written"),
+        (["--json", "/"], "--json /: cannot be written: Is a directory"),
+    ],
+)
+def test_wrong_flags_end_in_one_line_before_anything_is_measured(
+    flags: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.argv", ["cpu_copy", *flags])
+    with pytest.raises(SystemExit) as caught:
+        cpu_copy.main()
+    said = capsys.readouterr()
+    assert (caught.value.code, said.out) == (2, "")
+    assert message in said.err.splitlines()[-1]
+
+
+def test_words_that_fill_memory_are_all_different() -> None:
+    memory = np.zeros(8 * (3 << 20), dtype=np.uint8)
+    cpu_copy.fill(memory, np.uint64(7))
+    words = memory.view(np.uint64)
+    assert np.unique(words).size == words.size
+    assert words[0] == 7
+
+
+def test_results_are_appended_to_the_named_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "new" / "results.jsonl"
+    flags = ["--quick", "--payload-mib", "1", "--rounds", "1", "--json", str(file)]
+    monkeypatch.setattr("sys.argv", ["cpu_copy", *flags])
+    for runs in (1, 2):
+        cpu_copy.main()
+        records = [json.loads(line) for line in file.read_text().splitlines()]
+        assert len(records) == 16 * runs
+        assert {record["n"] for record in records} == {1}
+    assert capsys.readouterr().out

@@ -42,6 +42,57 @@ def test_in_the_interpreter(path: Path, tmp_path: Path) -> None:
     _pass_skips_on(report)
 
 
+_GATHER = """
+import os, sys
+exec(sys.argv[1])
+import torch
+from kvtier.errors import CopyError
+from kvtier.kernels.pool import PagedPool
+from kvtier.kernels.triton_copy import TritonCopy, interpreted
+os.environ.update(TRITON_INTERPRET=os.environ.get("LATER", os.environ.get("TRITON_INTERPRET", "0")))
+packed = torch.zeros(1, 32, dtype=torch.uint8)
+try:
+    TritonCopy().gather(PagedPool.of([torch.full((2, 32), 5, dtype=torch.uint8)]), [1], packed)
+    print(interpreted(), set(packed[0].tolist()))
+except CopyError as error:
+    print(interpreted(), set(packed[0].tolist()), error)
+"""
+_REFUSED = "False {0} the pool is on cpu, Triton copies CUDA tensors; use CpuCopy for host tensors"
+
+
+@pytest.mark.parametrize(
+    ("before", "variables", "said"),
+    [
+        *(("", {"TRITON_INTERPRET": word}, "True {5}") for word in ("1", "true", "on", "yes", "Y")),
+        *(("", {"TRITON_INTERPRET": word}, _REFUSED) for word in ("0", "")),
+        (
+            "",
+            {"LATER": "1"},
+            f"{_REFUSED}, or set TRITON_INTERPRET before triton is imported",
+        ),
+        (
+            "import triton; os.environ['TRITON_INTERPRET'] = '1'",
+            {},
+            "True {0} TRITON_INTERPRET changed between the imports of triton and kvtier.kernels; "
+            "set it in the environment of the process",
+        ),
+    ],
+)
+def test_kernels_are_interpreted_where_triton_was_told_so_at_its_import(
+    before: str, variables: dict[str, str], said: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _GATHER, before],
+        cwd=_ROOT,
+        env={**_environment(), "TRITON_INTERPRET": "0", **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_TIMEOUT_S,
+    )
+    assert (done.stderr, done.stdout) == ("", f"{said}\n")
+
+
 def _environment() -> dict[str, str]:
     """This process's, without what its own pytest (and xdist) put there."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}

@@ -30,11 +30,11 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 from torch import Tensor
 
+from kvtier.ids import Label
 from kvtier.integration.sglang.control.protocol import AnyCommand, Result
 from kvtier.integration.sglang.factory import build_cache
-from kvtier.integration.sglang.labels import RANKS
 from kvtier.integration.sglang.worker import Worker
-from kvtier.scheduling.commands import Label
+from kvtier.tree.holders import RANKS
 
 from .host_pools import Shape, as_bytes, device_pool, tensors
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvtier.ids import Label
 from kvtier.integration.sglang.control.address import Address
 from kvtier.integration.sglang.control.client import ControlClient
 from kvtier.integration.sglang.control.protocol import (
@@ -23,7 +24,6 @@ from kvtier.integration.sglang.control.protocol import (
     Status,
     TierLevel,
 )
-from kvtier.scheduling.commands import Label
 
 from ..sglang_cpu.ports import ReservedPort
 from ..sglang_cpu.server import Generation, SglangServer

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from sglang.srt.managers.schedule_batch import Req
 
+from kvtier.ids import Label
 from kvtier.integration.sglang.control.protocol import Pin, Residency, ResidencyQuestion
-from kvtier.scheduling.commands import Label
 
 from .caches import WRITE_BACK, WRITE_THROUGH, LiveCache
 

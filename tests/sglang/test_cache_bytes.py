@@ -11,6 +11,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
+from kvtier.ids import Label
 from kvtier.integration.sglang.control.protocol import (
     Demote,
     Promote,
@@ -18,7 +19,6 @@ from kvtier.integration.sglang.control.protocol import (
     ResidencyQuestion,
     Status,
 )
-from kvtier.scheduling.commands import Label
 
 from .caches import WRITE_BACK, WRITE_THROUGH, LiveCache
 from .host_pools import as_bytes, tensors

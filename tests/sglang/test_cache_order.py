@@ -10,8 +10,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from kvtier.ids import Label
 from kvtier.integration.sglang.control.protocol import Release, SetLabel
-from kvtier.scheduling.commands import Label
 
 from .caches import WRITE_BACK, WRITE_THROUGH, LiveCache, path_of, rank
 

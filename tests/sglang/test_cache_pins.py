@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from kvtier.ids import Label
 from kvtier.integration.sglang.control.protocol import (
     AnyCommand,
     Demote,
@@ -16,7 +17,6 @@ from kvtier.integration.sglang.control.protocol import (
     Status,
     Unpin,
 )
-from kvtier.scheduling.commands import Label
 
 from .caches import WRITE_BACK, WRITE_THROUGH, LiveCache
 

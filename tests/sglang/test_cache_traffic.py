@@ -11,6 +11,7 @@ from hypothesis import Phase, event, given, settings
 from hypothesis import strategies as st
 from sglang.srt.managers.schedule_batch import Req
 
+from kvtier.ids import Label
 from kvtier.integration.sglang.control.protocol import (
     AnyCommand,
     Demote,
@@ -21,7 +22,6 @@ from kvtier.integration.sglang.control.protocol import (
     SetLabel,
     Unpin,
 )
-from kvtier.scheduling.commands import Label
 
 from .caches import WRITE_BACK, WRITE_THROUGH, LiveCache
 

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from kvtier.ids import Label
 from kvtier.integration.sglang.control.protocol import (
     AnyCommand,
     Commands,
@@ -27,7 +28,6 @@ from kvtier.integration.sglang.control.protocol import (
     Status,
     Unpin,
 )
-from kvtier.scheduling.commands import Label
 
 from .channel import kill, request_bytes, stall
 from .engine import (

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtier.ids import Label
 from kvtier.integration.sglang.identity import Identity, identity_of
-from kvtier.scheduling.commands import Label
 
 LOGGER = "kvtier.integration.sglang.identity"
 

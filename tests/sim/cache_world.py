@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvtier.scheduling.commands import Label
+from kvtier.ids import Label
 from kvtier.sim.cache import TierCache
 from kvtier.sim.copies import CacheMode, Copy, Head
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kvtier.scheduling.commands import Label
+from kvtier.ids import Label
 from kvtier.sim.cache import TierCache
 from kvtier.sim.copies import CacheMode
 

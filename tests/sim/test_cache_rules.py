@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtier.scheduling.commands import Label
+from kvtier.ids import Label
 from kvtier.sim.cache import TierCache
 from kvtier.sim.copies import CacheMode
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from kvtier.scheduling.commands import Label
+from kvtier.ids import Label
 
 ProgramId = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]

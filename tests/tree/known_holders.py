@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from kvtier.scheduling.commands import Label
+from kvtier.ids import Label
 
-from .radix_tree import Path
+from .plain_tree import Path
 
 
 @dataclass(eq=False)

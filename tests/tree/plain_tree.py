@@ -1,10 +1,10 @@
-"""A radix tree that tells kvtier of splits and deletions as SGLang's Python core does."""
+"""A radix tree that tells kvtier of splits and deletions as an engine.s own tree does."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvtier.integration.sglang import labels
+from kvtier.tree import holders
 
 Path = tuple[int, ...]
 """All tokens from the root to the end of a node."""
@@ -69,26 +69,26 @@ class RadixTree:
         child.parent.children[child.key[0]] = front
         child.key, child.parent = child.key[at:], front
         front.children[child.key[0]] = child
-        labels.split(front, child)
+        holders.split(front, child)
         return front
 
     def delete(self, leaf: Node) -> None:
         assert leaf.parent is not None
         assert not leaf.children
-        labels.delete(leaf)
+        holders.delete(leaf)
         del leaf.parent.children[leaf.key[0]]
         self.deleted.append(leaf)
 
 
 def counts_of(node: Node) -> list[int]:
     """Anchors that label the node: INACTIVE, IDLE, BUSY."""
-    holding: labels.Holding | None = getattr(node, "kvtier", None)
+    holding: holders.Holding | None = getattr(node, "holding", None)
     return [0, 0, 0] if holding is None else list(holding.counts)
 
 
 def num_ends_of(node: Node) -> int:
     """Anchors that end at the node, those that label nothing included."""
-    holding: labels.Holding | None = getattr(node, "kvtier", None)
+    holding: holders.Holding | None = getattr(node, "holding", None)
     return 0 if holding is None else len(holding.anchors)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kvtier.integration.sglang import labels
-from kvtier.integration.sglang.labels import RANKS, Anchor, label_of, num_holders, place
-from kvtier.scheduling.commands import Label
+from kvtier.ids import Label
+from kvtier.tree import holders
+from kvtier.tree.holders import RANKS, Anchor, label_of, num_holders, place
 
-from .radix_tree import Node, RadixTree, counts_of, num_ends_of
+from .plain_tree import Node, RadixTree, counts_of, num_ends_of
 
 # Two branches of three nodes each leave a common node.
 PATHS = ("1", "12", "123", "1234", "15", "156", "1567")
@@ -51,7 +51,7 @@ def test_an_anchor_holds_the_path_to_where_it_was_placed_last(
     tree: RadixTree, start: str, end: str, counted: bool
 ) -> None:
     anchor = anchored(tree, start)
-    labels.set_counted(anchor, counted)
+    holders.set_counted(anchor, counted)
     place(anchor, node_of(tree, end))
     assert held(tree) == (prefixes(end, [0, 0, 1]) if counted else {})
     ends = [node for node in tree.nodes() if num_ends_of(node)]
@@ -99,7 +99,7 @@ def test_a_node_gets_the_label_of_the_next_busiest_when_the_busiest_leaves(
 def test_relabelling_an_anchor_relabels_its_path_and_nothing_beside_it(tree: RadixTree) -> None:
     anchor = anchored(tree, "12")
     anchored(tree, "156", Label.IDLE)
-    labels.set_rank(anchor, RANKS[Label.INACTIVE])
+    holders.set_rank(anchor, RANKS[Label.INACTIVE])
     assert held(tree) == {"1": [1, 1, 0], "12": [1, 0, 0], "15": [0, 1, 0], "156": [0, 1, 0]}
 
 
@@ -107,19 +107,19 @@ def test_an_anchor_that_is_not_counted_takes_a_new_label_only_when_it_counts_aga
     tree: RadixTree,
 ) -> None:
     anchor = anchored(tree, "12")
-    labels.set_counted(anchor, False)
-    labels.set_rank(anchor, RANKS[Label.IDLE])
+    holders.set_counted(anchor, False)
+    holders.set_rank(anchor, RANKS[Label.IDLE])
     assert held(tree) == {}
-    labels.set_counted(anchor, True)
+    holders.set_counted(anchor, True)
     assert held(tree) == prefixes("12", [0, 1, 0])
 
 
 @pytest.mark.parametrize("counted", [True, False])
 def test_counting_an_anchor_twice_changes_nothing(tree: RadixTree, counted: bool) -> None:
     anchor = anchored(tree, "12")
-    labels.set_counted(anchor, counted)
+    holders.set_counted(anchor, counted)
     before = held(tree)
-    labels.set_counted(anchor, counted)
+    holders.set_counted(anchor, counted)
     assert held(tree) == before
 
 
@@ -142,7 +142,7 @@ def test_an_anchor_of_a_deleted_leaf_ends_at_the_parent_up_to_nowhere(tree: Radi
     for path in ("1567", "156", "15", "1"):
         tree.delete(node_of(tree, path))
     assert anchor.node is None
-    assert not any(hasattr(node, "kvtier") for node in tree.deleted)
+    assert all(getattr(node, "holding", None) is None for node in tree.deleted)
 
 
 def test_nobody_holds_a_node_that_comes_back_after_its_deletion(tree: RadixTree) -> None:
@@ -158,10 +158,10 @@ def test_an_anchor_that_is_not_counted_keeps_its_place_through_splits_and_deleti
     tree = RadixTree()
     tree.insert((1, 2, 3))
     anchor = anchored(tree, "123")
-    labels.set_counted(anchor, False)
+    holders.set_counted(anchor, False)
     tree.split(node_of(tree, "123"), 1)
     tree.delete(node_of(tree, "123"))
-    labels.set_counted(anchor, True)
+    holders.set_counted(anchor, True)
     assert held(tree) == {"1": [0, 0, 1]}
 
 
@@ -170,8 +170,8 @@ def test_a_split_or_deletion_of_a_node_that_nobody_holds_leaves_no_trace() -> No
     leaf = tree.insert((1, 2, 3))
     front = tree.split(leaf, 1)
     tree.delete(leaf)
-    assert not hasattr(front, "kvtier")
-    assert not hasattr(leaf, "kvtier")
+    assert getattr(front, "holding", None) is None
+    assert getattr(leaf, "holding", None) is None
 
 
 class WatchedNode(Node):

@@ -15,14 +15,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kvtier.integration.sglang.identity import Identity
-from kvtier.integration.sglang.labels import label_of, num_holders
-from kvtier.integration.sglang.programs import Programs, Run
+from kvtier.ids import Label
 from kvtier.integration.sglang.residency import held_nodes, private_in_hbm
-from kvtier.scheduling.commands import Label
+from kvtier.tree.holders import label_of, num_holders
+from kvtier.tree.programs import Programs, Run
 
-from .holders import Holders
-from .radix_tree import Path, RadixTree, counts_of, num_ends_of
+from .known_holders import Holders
+from .plain_tree import Path, RadixTree, counts_of, num_ends_of
 
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=5)
 NAME = st.sampled_from(("p0", "p1"))
@@ -72,7 +71,7 @@ class Lives(RuleBasedStateMachine):
             self.oracle.matched(request, node.path)
             return
         epoch = self.next_epoch(name, step)
-        run = self.programs.begin(request, Identity(name, label, epoch), node)
+        run = self.programs.begin(request, name, node, label=label, epoch=epoch)
         self.begun.append((request, run))
         self.current[request] = run
         if label is not None:
@@ -192,7 +191,7 @@ class Lives(RuleBasedStateMachine):
         if known is not None and known.released:
             return  # it starts anew
         before = labels_by_token(self.tree)
-        run = self.programs.begin("aborted", Identity(name), self.tree.match(tokens))
+        run = self.programs.begin("aborted", name, self.tree.match(tokens))
         for phase, more in phases:
             if phase == "matched":
                 self.programs.matched("aborted", run, self.tree.match(more))
@@ -227,7 +226,7 @@ class Lives(RuleBasedStateMachine):
 
     def check_root_and_deleted_nodes(self) -> None:
         for node in (self.tree.root, *self.tree.deleted):
-            assert not hasattr(node, "kvtier")
+            assert getattr(node, "holding", None) is None
 
     def check_programs(self) -> None:
         found = {program.name: program for program in self.programs}

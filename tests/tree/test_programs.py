@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from kvtier.integration.sglang import programs as module
-from kvtier.integration.sglang.identity import Identity
-from kvtier.integration.sglang.labels import label_of
-from kvtier.integration.sglang.programs import Programs
-from kvtier.scheduling.commands import Label
+from kvtier.ids import Label
+from kvtier.tree import programs as module
+from kvtier.tree.holders import label_of
+from kvtier.tree.programs import Programs
 
-from .radix_tree import Node, RadixTree, num_ends_of
+from .plain_tree import Node, RadixTree, num_ends_of
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def programs() -> Programs:
 
 def run_one(programs: Programs, tree: RadixTree, request: str, tokens: Sequence[int]) -> Node:
     """A request of program p that ends well; returns where it ends in the tree."""
-    programs.begin(request, Identity("p"), tree.match(tokens))
+    programs.begin(request, "p", tree.match(tokens))
     end = tree.insert(tokens)
     programs.published(request, end)
     programs.ended(request, well=True)
@@ -38,7 +37,7 @@ def test_a_branch_left_by_compaction_loses_its_label_at_the_next_match(
     programs: Programs, tree: RadixTree
 ) -> None:
     old = run_one(programs, tree, "r1", (1, 2, 3, 4))
-    programs.begin("r2", Identity("p"), tree.match((1, 2, 9, 9)))
+    programs.begin("r2", "p", tree.match((1, 2, 9, 9)))
     assert label_of(old) is Label.INACTIVE
     assert label_of(tree.match((1, 2))) is Label.BUSY
 
@@ -47,8 +46,8 @@ def test_a_branch_stays_unlabelled_when_one_of_two_later_requests_is_aborted(
     programs: Programs, tree: RadixTree
 ) -> None:
     old = run_one(programs, tree, "r1", (1, 2, 3, 4))
-    programs.begin("r2", Identity("p"), tree.match((1, 2, 9, 9)))
-    programs.begin("r3", Identity("p"), tree.match((1, 2, 9, 9)))  # a retry of r2
+    programs.begin("r2", "p", tree.match((1, 2, 9, 9)))
+    programs.begin("r3", "p", tree.match((1, 2, 9, 9)))  # a retry of r2
     programs.ended("r2", well=False)
     assert label_of(old) is Label.INACTIVE
     programs.ended("r3", well=False)
@@ -59,7 +58,7 @@ def test_a_branch_is_given_up_by_the_first_later_request_that_ends_well(
     programs: Programs, tree: RadixTree
 ) -> None:
     old = run_one(programs, tree, "r1", (1, 2, 3, 4))
-    programs.begin("r2", Identity("p"), tree.match((1, 2, 9, 9)))
+    programs.begin("r2", "p", tree.match((1, 2, 9, 9)))
     run_one(programs, tree, "r3", (1, 2, 9, 9))
     programs.ended("r2", well=False)
     assert label_of(old) is Label.INACTIVE
@@ -69,7 +68,7 @@ def test_a_branch_is_given_up_by_the_first_later_request_that_ends_well(
 def test_a_published_request_holds_its_next_match_once_it_lost_its_place(
     programs: Programs, tree: RadixTree, leaves: str
 ) -> None:
-    run = programs.begin("r1", Identity("p"), tree.root)
+    run = programs.begin("r1", "p", tree.root)
     end = tree.insert((1, 2, 3))
     programs.published("r1", end)
     front = tree.split(end, 1)
@@ -92,7 +91,7 @@ def test_a_request_ends_as_usual_when_the_prompts_before_it_are_gone(
     programs: Programs, tree: RadixTree, gone: str, well: bool
 ) -> None:
     old = run_one(programs, tree, "r1", (1, 2))
-    run = programs.begin("r2", Identity("p"), old)
+    run = programs.begin("r2", "p", old)
     if gone == "released":
         programs.release(run.program)
     else:
@@ -109,9 +108,9 @@ def test_a_request_ends_as_usual_when_the_prompts_before_it_are_gone(
 def test_a_request_that_was_dropped_long_ago_does_not_end_the_one_that_has_its_id_now(
     programs: Programs, tree: RadixTree
 ) -> None:
-    dropped = programs.begin("r1", Identity("p"), tree.insert((1, 2)))
+    dropped = programs.begin("r1", "p", tree.insert((1, 2)))
     programs.ended("r1", well=False)
-    run = programs.begin("r1", Identity("q"), tree.match((1, 2)))
+    run = programs.begin("r1", "q", tree.match((1, 2)))
     programs.lost("r1", dropped)
     assert run.program.runs == {"r1": run}
     assert label_of(tree.match((1, 2))) is Label.BUSY
@@ -120,8 +119,8 @@ def test_a_request_that_was_dropped_long_ago_does_not_end_the_one_that_has_its_i
 def test_a_request_with_the_id_of_one_that_was_dropped_takes_its_place(
     programs: Programs, tree: RadixTree
 ) -> None:
-    dropped = programs.begin("r1", Identity("p"), tree.insert((1, 2)))
-    run = programs.begin("r1", Identity("q"), tree.insert((3,)))
+    dropped = programs.begin("r1", "p", tree.insert((1, 2)))
+    run = programs.begin("r1", "q", tree.insert((3,)))
     programs.matched("r1", dropped, tree.match((3,)))
     programs.lost("r1", dropped)
     assert not dropped.program.runs
@@ -138,7 +137,7 @@ def test_a_released_program_starts_anew(
     assert program is not None
     programs.release(program)
     assert (program.label, label_of(end)) == (Label.INACTIVE, Label.INACTIVE)
-    programs.begin("r2", Identity("p", label), tree.match((1, 2)))
+    programs.begin("r2", "p", tree.match((1, 2)), label=label)
     assert program.label is (label or Label.BUSY)
 
 
@@ -168,7 +167,7 @@ def test_a_stale_label_of_a_request_does_not_hinder_the_request(
     programs: Programs, tree: RadixTree
 ) -> None:
     programs.relabel("p", Label.IDLE, 5)
-    run = programs.begin("r1", Identity("p", Label.BUSY, 4), tree.insert((1,)))
+    run = programs.begin("r1", "p", tree.insert((1,)), label=Label.BUSY, epoch=4)
     assert run.program.runs == {"r1": run}
     assert label_of(tree.match((1,))) is Label.IDLE
 
@@ -201,7 +200,7 @@ class TestManyPrograms:
         if use == "relabel":
             programs.relabel("p0", Label.IDLE, None)
         else:
-            programs.begin("r1", Identity("p0"), tree.root)
+            programs.begin("r1", "p0", tree.root)
             programs.ended("r1", well=False)
         programs.relabel("new", Label.IDLE, 1)
         assert self.known(programs) == ["p5", "p6", "p7", "p0", "new"]
@@ -211,7 +210,7 @@ class TestManyPrograms:
         self, programs: Programs, tree: RadixTree, well: bool | None
     ) -> None:
         for index in range(20):
-            programs.begin(f"r{index}", Identity(f"p{index}"), tree.insert((index,)))
+            programs.begin(f"r{index}", f"p{index}", tree.insert((index,)))
             if well:
                 programs.ended(f"r{index}", well=True)
         for index in range(100):
@@ -249,7 +248,7 @@ def test_a_long_life_leaves_one_prompt_and_no_request(
 ) -> None:
     run_one(programs, tree, "first", (0,))
     for index in range(300):
-        programs.begin(f"r{index}", Identity("p"), tree.match((index,)))
+        programs.begin(f"r{index}", "p", tree.match((index,)))
         programs.published(f"r{index}", tree.insert((index,)))
         programs.ended(f"r{index}", well=well)
     program = programs.find("p")
@@ -262,8 +261,8 @@ def test_a_long_life_leaves_one_prompt_and_no_request(
 def test_overlapping_requests_leave_no_more_prompts_than_ran_at_once(
     programs: Programs, tree: RadixTree
 ) -> None:
-    programs.begin("r0", Identity("p"), tree.insert((0,)))
+    programs.begin("r0", "p", tree.insert((0,)))
     for index in range(1, 100):
-        programs.begin(f"r{index}", Identity("p"), tree.insert((index,)))
+        programs.begin(f"r{index}", "p", tree.insert((index,)))
         programs.ended(f"r{index - 1}", well=True)
         assert sum(map(num_ends_of, tree.nodes())) <= 3
