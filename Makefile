@@ -14,10 +14,12 @@ run: $(READY)
 		--duration 10m --seeds 2 --out build/replay
 
 test: $(READY_DEV)
-	$(BIN)/python -m pytest -q -n auto --dist loadgroup -m "not long"
+	$(BIN)/python -m pytest -q -n auto -m "not long and not server"
+	$(BIN)/python -m pytest -q -m "server and not long"
 
 test-long: $(READY_DEV)
-	$(BIN)/python -m pytest -q -n auto --dist loadgroup
+	$(BIN)/python -m pytest -q -n auto -m "not server"
+	$(BIN)/python -m pytest -q -m server
 
 lint: $(READY_DEV)
 	$(BIN)/ruff check .

@@ -360,7 +360,7 @@ def path_of(node: Node) -> tuple[int, ...]:
 
 def counts_of(node: Node) -> tuple[int, ...]:
     """INACTIVE, IDLE and BUSY holders of the node."""
-    holding = getattr(node, "kvtier", None)
+    holding = getattr(node, "holding", None)
     return (0, 0, 0) if holding is None else tuple(holding.counts)
 
 

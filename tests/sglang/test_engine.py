@@ -58,8 +58,7 @@ from .streams import (
     stream_in,
 )
 
-# One worker: the module shares its servers.
-pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("engine")]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.server]
 
 BUSY, IDLE, INACTIVE = Label.BUSY, Label.IDLE, Label.INACTIVE
 

@@ -136,6 +136,7 @@ def test_what_does_not_work_together_is_refused_in_one_line_before_anything_is_b
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.server
 def test_a_server_whose_control_address_is_taken_ends_by_itself_and_says_so(
     tiny_model: Path, server_logs: Path
 ) -> None:

@@ -132,6 +132,7 @@ def test_reserved_ports_differ_and_come_back() -> None:
         port.close()
 
 
+@pytest.mark.server
 def test_a_server_that_ends_while_starting_raises_with_its_log_and_leaves_nothing(
     tmp_path: Path,
 ) -> None:

@@ -69,6 +69,7 @@ def test_sglang_is_imported_in_process_and_runs_on_the_cpu() -> None:
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.server
 def test_a_stock_server_reuses_its_cache_and_leaves_nothing_behind(
     tiny_model: Path, server_logs: Path
 ) -> None:
