@@ -126,7 +126,7 @@ def decode(engine: Engine, program: str, stack: ExitStack) -> Stream:
     return stream
 
 
-PHASES: tuple[Phase, ...] = (waiting_for_a_slot, waiting_for_memory, loading, prefill, decode)
+PHASES: tuple[Phase, ...] = (waiting_for_a_slot, loading, prefill, decode)
 
 
 @contextmanager
