@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from weakref import finalize
 
-from sglang.srt.mem_cache.base_prefix_cache import CacheRequestOutcome
+from sglang.srt.mem_cache.base_prefix_cache import CacheRequestOutcome, EvictParams
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from kvtier.integration.sglang.control.server import ControlServer
@@ -66,6 +66,36 @@ class LabelledRadixCache(UnifiedRadixCache):
         """Poll copies, then obey the control channel. Called at every step of the scheduler."""
         super().check_hicache_events()
         self.worker.tick()
+
+    def evict_for_alloc(self, params: Any, **kwargs: Any) -> Any:
+        """Make room for a request; where nothing else is left, pins give way."""
+        room = self.token_to_kv_pool_allocator.available_size
+        target = room() + params.num_tokens
+        result = super().evict_for_alloc(params, **kwargs)
+        missing = target - room()
+        if missing > 0 and params.num_tokens:
+            self.worker.pins.give_way(missing)
+            more = super().evict_for_alloc(EvictParams(num_tokens=missing), **kwargs)
+            result.num_tokens_evicted += more.num_tokens_evicted
+        return result
+
+    def evictable_size(self) -> int:
+        """Tokens that could leave HBM for a request, pinned ones included."""
+        size: int = super().evictable_size()
+        return size + self.worker.pins.yieldable_tokens()
+
+    def protected_size(self) -> int:
+        """Tokens that running requests and copies keep in HBM."""
+        size: int = super().protected_size()
+        return size - self.worker.pins.yieldable_tokens()
+
+    def full_evictable_size(self) -> int:
+        """As `evictable_size`: full attention is all there is."""
+        return self.evictable_size()
+
+    def full_protected_size(self) -> int:
+        """As `protected_size`."""
+        return self.protected_size()
 
     def _execute_kv_backup(self, node_id: Any, *arguments: Any) -> Any:
         """Copy a node to DRAM; making room there must not take the copy of its parent."""

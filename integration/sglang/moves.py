@@ -114,7 +114,7 @@ class Moves:
     def _no_load(self, wanted: int, program: Program) -> str:
         free = self._cache.token_to_kv_pool_allocator.available_size()
         own = sum(len(n.key) for n in held_nodes(program) if _is_evictable(n))
-        room = free + self._cache.evictable_size() - own
+        room = free + self._cache.tree_core.evictable_size() - own
         least = self._cache.load_back_threshold
         if wanted < least:
             return f"{wanted} tokens are in DRAM alone; fewer than {least} are not worth a load"

@@ -1,13 +1,25 @@
-"""Pins: programs whose pages stay in HBM, each for a time, all within a share of it."""
+"""Pins: programs whose pages stay in HBM, each for a time, all within a share of it.
+
+A pin gives way where a request could not run otherwise: to SGLang its pages count as evictable, so
+that requests are admitted as ever, and pins end, the one with the least time left first, when
+nothing else is left to evict.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from kvtier.tree.holders import Node
 from kvtier.tree.programs import Program
 
+_LOG = logging.getLogger(__name__)
 _HBM_SHARE = 0.5
 """Pins may hold this much of HBM: running requests need the rest."""
 
@@ -26,6 +38,7 @@ class Pins:
     def __init__(self, cache: Any) -> None:
         self._cache = cache
         self._pins: dict[str, _Pin] = {}
+        self._firm = False
 
     def __contains__(self, program: str) -> bool:
         return program in self._pins
@@ -63,6 +76,36 @@ class Pins:
         for pin in [pin for pin in self._pins.values() if pin.until_s <= now_s]:
             self.end(pin.program.name)
 
+    def yieldable_tokens(self) -> int:
+        """Tokens of HBM that nothing but pins keeps from eviction."""
+        times: Counter[Node] = Counter()
+        for pin in self._pins.values():
+            for end in pin.nodes:
+                node = self._cache.tree_core.node_by_id(end)
+                while node.parent is not None:
+                    times[node] += 1
+                    node = node.parent
+        return sum(len(n.key) for n, count in times.items() if _num_locks(n) == count)
+
+    def give_way(self, num_tokens: int) -> None:
+        """End pins until so many tokens are evictable, or none is left."""
+        if self._firm:
+            return
+        for pin in sorted(self._pins.values(), key=lambda pin: pin.until_s):
+            if self._cache.tree_core.evictable_size() >= num_tokens:
+                return
+            _LOG.info("kvtier: the pin of %r gives way to a request", pin.program.name)
+            self.end(pin.program.name)
+
+    @contextmanager
+    def firm(self) -> Iterator[None]:
+        """Pins give way to requests, not to what the block does."""
+        self._firm = True
+        try:
+            yield
+        finally:
+            self._firm = False
+
     def forget(self) -> None:
         """The tree was emptied, and its locks with it."""
         self._pins.clear()
@@ -80,6 +123,11 @@ class Pins:
         if others + tokens <= budget:
             return ""
         return f"pins may hold {budget} tokens of HBM, others have {others} and it has {tokens}"
+
+
+def _num_locks(node: Node) -> int:
+    locks: int = node.component_data[ComponentType.FULL].lock_ref
+    return locks
 
 
 def _ends_in_hbm(program: Program) -> tuple[list[Node], int]:

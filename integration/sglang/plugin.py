@@ -26,9 +26,11 @@ def activate() -> None:
     if not asked_for(sys.argv, os.environ):
         return
     from kvtier.integration.sglang.guard import check_version
+    from kvtier.integration.sglang.settings import control_of
 
     try:
         check_version()
+        control_of(os.environ)
     except ConfigError as error:
         raise SystemExit(str(error)) from None
     os.environ[_SWITCH] = "1"  # processes that SGLang spawns do not see the flag

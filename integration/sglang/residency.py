@@ -68,7 +68,7 @@ def levels(cache: Any) -> Levels:
     allocator = cache.token_to_kv_pool_allocator
     writing = sum(ack.num_tokens for ack in controller.ack_write_queue)
     loading = sum(ack.num_tokens for ack in controller.ack_load_queue)
-    free, evictable = allocator.available_size(), cache.evictable_size()
+    free, evictable = allocator.available_size(), cache.tree_core.evictable_size()
     host_free = pool.available_size()
     return Levels(
         hbm=_level(allocator.size, free, evictable, writing + loading),

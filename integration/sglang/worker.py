@@ -16,6 +16,8 @@ from kvtier.integration.sglang.pins import Pins
 from kvtier.integration.sglang.residency import levels, report
 from kvtier.tree.programs import Program, Run
 
+_ANSWERS_A_STEP = 8  # requests wait while the channel's questions are answered
+
 
 class Worker:
     """The programs of one LabelledRadixCache and the commands about them."""
@@ -30,7 +32,7 @@ class Worker:
 
     def tick(self) -> None:
         """Answer what waits and carry started moves on; never blocks."""
-        self.inbox.drain(self.answer)
+        self.inbox.drain(self.answer, _ANSWERS_A_STEP)
         self.moves.advance()
         self.pins.expire(self._clock())
         while self.lost:
@@ -105,13 +107,14 @@ class Worker:
 
     def _demote(self, program: Program) -> Result:
         if program.runs:
-            return _refused(f"{len(program.runs)} requests of the program are in the engine")
+            return _refused(f"the program runs: {len(program.runs)} in the engine")
         if program.name in self.pins:
             return _refused("the program is pinned; unpin it first")
         return self.moves.demote(program)
 
     def _promote(self, program: Program) -> Result:
-        result = self.moves.promote(program)
+        with self.pins.firm():
+            result = self.moves.promote(program)
         if result.status is not Status.REFUSED:
             self.moves.stop(program.name)
             self.pins.follow(program)

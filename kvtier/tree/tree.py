@@ -222,8 +222,11 @@ class RadixTree(Structure):
     def finish(self, transfer: Transfer, *, well: bool) -> Pages:
         """End a copy; returns the target pages to give back, which are none where it went well.
 
-        A failed or cancelled copy leaves everything as it was before.
+        A failed or cancelled copy leaves everything as it was before. Raises TreeError where the
+        copy has ended already.
         """
+        if any(node.transfer is not transfer for node in transfer.nodes):
+            raise TreeError("this copy has ended; a copy is finished once")
         unused = np.empty(0, np.int32) if well else transfer.target_pages
         for node in transfer.nodes:
             with self.changing(node):

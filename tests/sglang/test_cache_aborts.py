@@ -201,12 +201,12 @@ def test_an_abort_in_a_pinned_program_leaves_the_pin_alone(
     abort: Abort, live: LiveCache, kept: Kept
 ) -> None:
     live.execute(Pin("p", 7))
-    locked = live.cache.protected_size()
+    locked = live.cache.tree_core.protected_size()
     assert locked == len(FIRST)
     kept.append(abort(live, PROMPTS["compacted"], "p", None))
     live.tick()
     live.check()
-    assert live.cache.protected_size() == locked
+    assert live.cache.tree_core.protected_size() == locked
     live.cache.worker.pins.end("p")
     live.check_idle()
 

@@ -155,9 +155,7 @@ EXPECTED: dict[str, dict[str, Outcome]] = {
     "unknown": {**dict.fromkeys(COMMANDS, UNKNOWN), "set_label": GOOD},
     "nothing held": NOTHING,
     "in HBM": outcomes(MOVES, NOTHING_THERE, GOOD),
-    "running": outcomes(
-        (REFUSED, "1 requests of the program are in the engine", 0), NOTHING_THERE, GOOD
-    ),
+    "running": outcomes((REFUSED, "the program runs: 1 in the engine", 0), NOTHING_THERE, GOOD),
     "pinned": outcomes(
         (REFUSED, "the program is pinned; unpin it first", 0), NOTHING_THERE, GOOD, GOOD
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from kvtier.ids import Label
 from kvtier.integration.sglang.control.protocol import (
@@ -50,7 +51,7 @@ def test_pinned_pages_stay_where_all_others_leave(live: LiveCache) -> None:
     squeeze(live)
     assert live.hits(PROMPT) == (8, 0)
     assert live.hits(tuple(range(12)))[0] == 0
-    assert live.cache.protected_size() == 8
+    assert live.cache.tree_core.protected_size() == 8
 
 
 @pytest.mark.parametrize(("now_s", "there"), [(9.9, True), (10.0, False), (1e6, False)])
@@ -93,7 +94,7 @@ def test_what_a_pinned_program_computes_later_is_kept_as_well(live: LiveCache) -
     live.serve((*PROMPT, 1, 2), "p", output=(3,))
     squeeze(live)
     assert live.hits((*PROMPT, 1, 2, 3)) == (11, 0)
-    assert live.cache.protected_size() == 11
+    assert live.cache.tree_core.protected_size() == 11
 
 
 def test_a_pin_leaves_the_branch_that_a_compaction_left(live: LiveCache) -> None:
@@ -119,7 +120,7 @@ def test_an_aborted_request_leaves_a_pin_as_it_was(live: LiveCache) -> None:
     live.abort_in_prefill(req)
     squeeze(live)
     assert live.hits((*PROMPT, 1, 2))[0] == 8
-    assert live.cache.protected_size() == 8
+    assert live.cache.tree_core.protected_size() == 8
 
 
 def test_pins_hold_half_of_hbm_at_most(live: LiveCache) -> None:
@@ -179,3 +180,28 @@ def test_a_flush_ends_pins(live: LiveCache) -> None:
     assert live.execute(Unpin("p", 1)).reason == "the program was not pinned"
     live.serve(PROMPT, "p")
     live.check_idle()
+
+
+def test_a_pin_gives_way_where_a_request_has_no_other_room(live: LiveCache) -> None:
+    pinned(live)
+    pinned_tokens = live.cache.worker.pins.yieldable_tokens()
+    assert pinned_tokens == live.cache.tree_core.protected_size() == 8
+    before = live.cache.evictable_size()
+    squeeze(live)
+    free = live.allocator.available_size()
+    assert live.cache.evictable_size() == pinned_tokens <= before
+    live.cache.evict_for_alloc(EvictParams(num_tokens=live.allocator.size - free))
+    assert live.allocator.available_size() == live.allocator.size
+    assert "p" not in live.cache.worker.pins
+    live.check()
+
+
+def test_a_pin_stays_where_others_can_leave_instead(live: LiveCache) -> None:
+    pinned(live)
+    live.serve(tuple(range(12)), "q", "busy")
+    live.tick()
+    room = live.allocator.available_size()
+    live.cache.evict_for_alloc(EvictParams(num_tokens=4))
+    assert live.allocator.available_size() >= room + 4
+    assert "p" in live.cache.worker.pins
+    assert live.hits(PROMPT) == (8, 0)

@@ -13,8 +13,6 @@ def install() -> None:
 
     Puts SITE on the path, so that this process gets the same platform as a server does.
     """
-    # `python -m pytest` puts the checkout on the path, whose `kernels` transformers would import.
-    sys.modules.setdefault("kernels", None)  # type: ignore[arg-type]
     if str(SITE) not in sys.path:
         sys.path.insert(0, str(SITE))
     importlib.import_module("torchvision_schemas").install()
