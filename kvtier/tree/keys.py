@@ -35,8 +35,11 @@ def as_tokens(tokens: Sequence[int] | npt.NDArray[np.integer]) -> Tokens:
     Raises TreeError for more than one dimension, for other than integers, and for ids outside
     [0, 2^31).
     """
-    given = np.asarray(tokens)
-    if given.size == 0:
+    try:
+        given = np.asarray(tokens)
+    except (TypeError, ValueError) as error:
+        raise TreeError(f"tokens are no list of integers: {error}") from None
+    if given.size == 0 and given.ndim == 1:
         return np.empty(0, np.int32)
     if given.ndim != 1 or given.dtype.kind not in "iu":
         raise TreeError(f"tokens are {given.dtype}{given.shape}; pass integers in one dimension")

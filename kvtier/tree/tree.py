@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -49,6 +50,7 @@ class RadixTree(Structure):
             raise TreeError(f"page_size={page_size}; pass 1 or more")
         super().__init__(page_size)
         self.programs = Programs()
+        self._protected: Counter[Node] = Counter()
 
     def match(self, tokens: Ints, namespace: Namespace = _DEFAULT) -> Match:
         """The longest prefix that is there, in whole pages; a node is split at its end."""
@@ -126,18 +128,22 @@ class RadixTree(Structure):
 
     def rematch(self, request: str, match: Match) -> None:
         """The waiting request was matched again; it counts once however often that happens."""
+        self._check_alive(match.node)
         run = self.programs.run(request)
         if run is not None:
             before = run.anchor.node
             self.programs.matched(request, run, match.node)
+            self.offer_path(run.anchor.node)
             self._left(before)
 
     def publish(self, request: str, node: Node) -> None:
         """What the request has computed so far ends at `node`."""
+        self._check_alive(node)
         run = self.programs.run(request)
         if run is not None:
             before = run.anchor.node
             self.programs.published(request, node)
+            self.offer_path(run.anchor.node)
             self._left(before)
 
     def retract(self, request: str) -> None:
@@ -178,12 +184,17 @@ class RadixTree(Structure):
     def protect(self, node: Node) -> None:
         """A running request may read the path to `node`: it stays where it is until `unprotect`."""
         self._check_alive(node)
+        self._protected[node] += 1
         self.lock(node)
 
     def unprotect(self, node: Node) -> None:
         """End one `protect` of the same node; raises TreeError where there is none."""
-        if node.dead or (node.parent is not None and not node.locks):
+        if not self._protected[node]:
+            del self._protected[node]
             raise TreeError(f"node {node.id} is not protected")
+        self._protected[node] -= 1
+        if not self._protected[node]:
+            del self._protected[node]
         self.lock(node, -1)
         self._join(node)
 
@@ -203,6 +214,8 @@ class RadixTree(Structure):
         the one tier and ABSENT in the other, and the pages are as many.
         """
         given = as_pages(pages)
+        if len(set(nodes)) < len(nodes):
+            raise TreeError("a node is named twice; copy each once")
         for node in nodes:
             states = node.states[target.other], node.states[target]
             if node.dead or states != (State.PRESENT, State.ABSENT):
