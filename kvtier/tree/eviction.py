@@ -60,7 +60,7 @@ def _evict_end(tree: Structure, node: Node, tier: Tier, most: int, evicted: Evic
         node.states[tier] = State.ABSENT
         node.set_pages(tier, None)
     assert parent is not None
-    tree.offer(parent)
+    tree.offer_path(parent)
     # In DRAM alone, or a duplicate no more: its place in the other queue has changed.
     tree.offer(node)
     tree.merge(node)
@@ -76,11 +76,10 @@ def _lose(tree: Structure, leaf: Node, num_pages: int, evicted: Evicted) -> None
                 evicted.pages[tier].append(leaf.pages(tier, tree.page_size).copy())
         tree.remove(leaf)
         return
-    with tree.changing(leaf):
-        dropped = leaf.drop_end(num_pages, tree.page_size)
-    for tier, pages in zip(Tier, dropped, strict=True):
-        if pages is not None:
-            evicted.pages[tier].append(pages)
+    # The front becomes a node of its own: whoever knows this one must not find other tokens in it.
+    evicted.lost -= num_pages
+    tree.split(leaf, leaf.size - num_pages * tree.page_size)
+    _lose(tree, leaf, num_pages, evicted)
 
 
 def _lose_below(tree: Structure, node: Node, evicted: Evicted) -> None:

@@ -47,11 +47,14 @@ def _check_node(tree: RadixTree, node: Node) -> None:
     key = child_key(node.tokens, 0, tree.page_size)
     _require(parent.children.get(key) is node, f"{name} lies under another key")
     _require(tuple(node.states) in _LEGAL, f"{name} is {node.states}")
+    for tier in Tier:
+        below = sum(c.below[tier] + (c.states[tier] is not _ABSENT) for c in node.children.values())
+        _require(node.below[tier] == below, f"{name} counts {node.below[tier]} below, not {below}")
     copying = _WRITING in node.states
     _require(copying == (node.transfer is not None), f"{name} and its transfer disagree")
     _require(not copying or node.locks > 0, f"{name} is copied unprotected")
-    below = [child.locks for child in node.children.values()]
-    _require(node.locks >= max(below, default=0), f"{name} is less protected than what follows it")
+    locks = [child.locks for child in node.children.values()]
+    _require(node.locks >= max(locks, default=0), f"{name} is less protected than what follows it")
 
 
 def _check_counters(tree: RadixTree, nodes: list[Node]) -> None:

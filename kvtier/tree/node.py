@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from kvtier.tree.transfers import Transfer
 
 
-Order = tuple[int, int, int]
-"""Class, last access, node id: the smallest leaves a tier first."""
+Order = tuple[int, int, int, int]
+"""Class, last access, later in the prompt, node id: the smallest leaves a tier first."""
 
 
 class Tier(IntEnum):
@@ -49,6 +49,7 @@ class Node:
     __slots__ = (
         "_pages",
         "_tokens",
+        "below",
         "children",
         "dead",
         "holding",
@@ -68,6 +69,7 @@ class Node:
         self.id = node_id
         self.start = start
         self.size = 0
+        self.below = [0, 0]  # descendants that are in the tier
         self.children: dict[ChildKey, Node] = {}
         self.states = [State.ABSENT, State.ABSENT]
         self.locks = 0
@@ -136,16 +138,6 @@ class Node:
         self._pages = [None if p is None else p[cut:used].copy() for p in self._pages]
         self.start += size
         self.size -= size
-
-    def drop_end(self, num_pages: int, page_size: int) -> list[Pages | None]:
-        """Forget the last pages; returns their ids per tier, copies."""
-        keep, used = self.size // page_size - num_pages, self.size // page_size
-        dropped = [None if p is None else p[keep:used].copy() for p in self._pages]
-        self.size = keep * page_size
-        if self._tokens.size > 2 * self.size:  # do not keep room that nothing may ever fill
-            self._tokens = self._tokens[: self.size].copy()
-            self._pages = [None if p is None else p[:keep].copy() for p in self._pages]
-        return dropped
 
 
 _NONE: Tokens = np.empty(0, np.int32)

@@ -18,7 +18,8 @@ def order_of(node: Node, tier: Tier) -> Order:
     if tier is Tier.DRAM:
         duplicate = rank > 0 and node.states[Tier.HBM] is not State.ABSENT
         rank = _DUPLICATE if duplicate else _SOLE[rank]
-    return rank, node.last_access, node.id
+    # One use touches a whole path: what is later in it goes first, however it is cut into nodes.
+    return rank, node.last_access, -node.start, node.id
 
 
 def is_candidate(node: Node, tier: Tier) -> bool:
@@ -30,9 +31,7 @@ def is_candidate(node: Node, tier: Tier) -> bool:
         return False
     if tier is Tier.DRAM and node.states[Tier.HBM] is not State.ABSENT:
         return True
-    if node.locks:
-        return False
-    return all(child.states[tier] is State.ABSENT for child in node.children.values())
+    return not node.locks and not node.below[tier]
 
 
 class Queue:
@@ -70,6 +69,10 @@ class Queue:
                     return node
                 self._push(now, node)
         return None
+
+    def clear(self) -> None:
+        """Forget all entries, with the nodes in them."""
+        self._heap.clear()
 
     def missing(self, nodes: list[Node]) -> list[int]:
         """Ids of candidates without an entry that is early enough; none, unless there is a bug."""

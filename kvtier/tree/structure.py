@@ -58,6 +58,7 @@ class Structure:
         parent = node.parent
         assert parent is not None
         upper = self._new_node(parent, node.start)
+        upper.below = list(node.below)
         node.move_front(upper, size, self.page_size)
         parent.children[child_key(upper.tokens, 0, self.page_size)] = upper
         upper.children[child_key(node.tokens, 0, self.page_size)] = node
@@ -68,6 +69,7 @@ class Structure:
         self.count(upper, 1)
         self.count(node, 1)
         self.offer(upper)
+        self.offer(node)  # later in the prompt than before
         return upper
 
     def merge(self, node: Node | None) -> Node | None:
@@ -101,15 +103,20 @@ class Structure:
         del node.parent.children[child_key(node.tokens, 0, self.page_size)]
         node.dead = True
         self.num_nodes -= 1
-        self.offer(node.parent)
+        self.offer_path(node.parent)
+        if not self.num_nodes:
+            for queue in self.queues.values():
+                queue.clear()
 
     def lock(self, node: Node, step: int = 1) -> None:
         """Protect the path up to the root from leaving its tiers, or (-1) end that once."""
         current: Node | None = node
         while current is not None and current.parent is not None:
             if current.locks == 0 or current.locks + step == 0:
-                with self.changing(current):
-                    current.locks += step
+                self._count_pages(current, -1)
+                current.locks += step
+                self._count_pages(current, 1)
+                self.offer(current)
             else:
                 current.locks += step
             current = current.parent
@@ -123,10 +130,14 @@ class Structure:
         self.offer(node)
 
     def count(self, node: Node, sign: int) -> None:
-        """Add the node to the counters of both tiers, or take it off."""
-        num_pages = sign * self.num_pages(node)
-        for tier in Tier:
-            self.pages[tier].add(node, tier, num_pages)
+        """Add the node to what is counted of both tiers and at its ancestors, or take it off."""
+        self._count_pages(node, sign)
+        hbm, dram = (sign * (state is not State.ABSENT) for state in node.states)
+        above = node.parent
+        while above is not None:
+            above.below[Tier.HBM] += hbm
+            above.below[Tier.DRAM] += dram
+            above = above.parent
 
     def offer(self, node: Node) -> None:
         """Queue the node in the tiers that it can leave."""
@@ -154,6 +165,11 @@ class Structure:
             if node.parent is not None:
                 yield node
             stack.extend(node.children.values())
+
+    def _count_pages(self, node: Node, sign: int) -> None:
+        num_pages = sign * self.num_pages(node)
+        for tier in Tier:
+            self.pages[tier].add(node, tier, num_pages)
 
     def _new_node(self, parent: Node, start: int) -> Node:
         self.num_nodes += 1

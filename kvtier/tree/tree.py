@@ -122,8 +122,13 @@ class RadixTree(Structure):
         Matching it again while it waits counts nothing more: pass that to `programs.matched`.
         """
         self._check_alive(match.node)
+        dropped = self.programs.run(request)
+        dropped_at = None if dropped is None else dropped.anchor.node
         run = self.programs.begin(request, program, match.node, label=label, epoch=epoch)
         self._labels_fell(run.program)
+        if dropped is not None:
+            self._labels_fell(dropped.program)
+            self.offer_path(dropped_at)
         return run
 
     def rematch(self, request: str, match: Match) -> None:
@@ -133,8 +138,8 @@ class RadixTree(Structure):
         if run is not None:
             before = run.anchor.node
             self.programs.matched(request, run, match.node)
+            self.offer_path(before)
             self.offer_path(run.anchor.node)
-            self._left(before)
 
     def publish(self, request: str, node: Node) -> None:
         """What the request has computed so far ends at `node`."""
@@ -143,8 +148,8 @@ class RadixTree(Structure):
         if run is not None:
             before = run.anchor.node
             self.programs.published(request, node)
+            self.offer_path(before)
             self.offer_path(run.anchor.node)
-            self._left(before)
 
     def retract(self, request: str) -> None:
         """The request lost its place in the engine and will be matched again."""
@@ -248,8 +253,7 @@ class RadixTree(Structure):
             self.lock(node, -1)
         for node in transfer.nodes:
             self.offer(node)
-            if node.parent is not None:
-                self.offer(node.parent)
+            self.offer_path(node.parent)
             self._join(node)
         return unused
 
@@ -266,9 +270,13 @@ class RadixTree(Structure):
             return self.root(namespace)
         # Only pages that the caller did not compute may be skipped: others might be duplicates.
         known = min(first_page * self.page_size, end)
-        whole = after.hbm_tokens == after.tokens and after.node.states[Tier.HBM] in _READABLE
-        if after.tokens > known or not whole:
+        if after.tokens > known:
             return self.root(namespace)
+        node = after.node
+        while node.parent is not None:
+            if node.states[Tier.HBM] not in _READABLE:
+                return self.root(namespace)
+            node = node.parent
         return after.node
 
     def _slice(
@@ -322,8 +330,8 @@ class RadixTree(Structure):
             self.offer_path(anchor.node)
 
     def _join(self, node: Node | None) -> None:
-        """Join the node with its parent and with its only child, where nothing tells them apart."""
-        if node is None or node.dead or node.parent is None:
-            return
-        joint = self.merge(node.parent) if len(node.parent.children) == 1 else node
-        self.merge(node if not node.dead else joint)
+        """Join the nodes of the path and the only child below it where nothing tells them apart."""
+        while node is not None and node.parent is not None and not node.dead:
+            parent = node.parent
+            self.merge(node)
+            node = parent
