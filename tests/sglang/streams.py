@@ -13,6 +13,8 @@ from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+import pytest
+
 from kvtier.integration.sglang.control.address import Address
 
 from .engine import CONTEXT, HBM, PAGE, SLOTS, WAIT_S, Engine, tokens, until
@@ -126,7 +128,11 @@ def decode(engine: Engine, program: str, stack: ExitStack) -> Stream:
     return stream
 
 
-PHASES: tuple[Phase, ...] = (waiting_for_a_slot, loading, prefill, decode)
+PHASES = (
+    *(waiting_for_a_slot, loading, prefill, decode),
+    # On a busy machine SGLang's load report may not show in time that anyone waits.
+    pytest.param(waiting_for_memory, marks=pytest.mark.long),
+)
 
 
 @contextmanager

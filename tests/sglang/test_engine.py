@@ -56,7 +56,6 @@ from .streams import (
     end_at_random,
     killed_in_the_middle,
     stream_in,
-    waiting_for_memory,
 )
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.server]
@@ -355,11 +354,7 @@ def test_levels_add_up_at_any_time_while_programs_run_and_move(engine: Engine) -
 
 
 @pytest.mark.parametrize("end", [Stream.abort, Stream.hang_up])
-@pytest.mark.parametrize(
-    "phase",
-    # On a busy machine SGLang's load report may show no one waiting for memory in time.
-    [*PHASES, pytest.param(waiting_for_memory, marks=pytest.mark.long)],
-)
+@pytest.mark.parametrize("phase", PHASES)
 def test_a_request_ended_early_leaves_its_program_and_the_pools_as_before(
     engine: Engine, phase: Phase, end: Callable[[Stream], Ending | None]
 ) -> None:
