@@ -8,6 +8,7 @@
     ├── EventError         an event contradicts what the scheduler was told before
     ├── SimulationError    a simulated run cannot go on
     ├── CopyError          a copy of pages was asked for that cannot be made
+    ├── PoolError          pages of a pool, or the memory behind it, were misused or are not there
     └── TreeError          the radix tree was asked for what contradicts what it holds
 
 Every message is one line that says what is wrong and what to do. The command line prints it and
@@ -71,6 +72,10 @@ class SimulationError(KvtierError):
 
 class CopyError(KvtierError):
     """Page ids, tensors or a device do not fit a copy; nothing was copied."""
+
+
+class PoolError(KvtierError):
+    """Pages do not belong to the pool as the caller says; nothing was changed."""
 
 
 class TreeError(KvtierError):

@@ -1,4 +1,4 @@
-"""What crosses module borders by name: labels."""
+"""What crosses module borders by name: labels, directions."""
 
 from enum import StrEnum
 
@@ -12,3 +12,10 @@ class Label(StrEnum):
     BUSY = "busy"
     IDLE = "idle"
     INACTIVE = "inactive"
+
+
+class Direction(StrEnum):
+    """Which way a copy goes between the two tiers of one worker."""
+
+    D2H = "d2h"
+    H2D = "h2d"

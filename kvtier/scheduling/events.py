@@ -6,16 +6,9 @@ that carries an older epoch than the program's is about a place it has already l
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import msgspec
 
-
-class Direction(StrEnum):
-    """Which way a copy goes between the two tiers of one worker."""
-
-    D2H = "d2h"
-    H2D = "h2d"
+from kvtier.ids import Direction
 
 
 class WorkerUp(msgspec.Struct, frozen=True):

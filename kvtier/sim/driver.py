@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvtier.errors import CapacityError, SimulationError
 from kvtier.hardware import kv_capacity_tokens
-from kvtier.ids import Label
+from kvtier.ids import Direction, Label
 from kvtier.scheduling import build, policy
 from kvtier.scheduling import commands as cmd
 from kvtier.scheduling import events as ev
@@ -262,9 +262,7 @@ class Simulation:
 
         def done(now_s: float, tokens: int) -> None:
             del now_s
-            self._tell(
-                ev.TransferFinished(command.program, command.epoch, ev.Direction.D2H, tokens)
-            )
+            self._tell(ev.TransferFinished(command.program, command.epoch, Direction.D2H, tokens))
 
         if not self.engines[command.worker].demote(command.program, done):
             self.recorder.moves["refused"] += 1

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from kvtier.ids import Label
-from kvtier.scheduling.events import Direction
+from kvtier.ids import Direction, Label
 from kvtier.sim.cache import TierCache
 from kvtier.sim.cost import StepCost
 from kvtier.sim.heap import EventHeap

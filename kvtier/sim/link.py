@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvtier.scheduling.events import Direction
+from kvtier.ids import Direction
 from kvtier.sim.heap import EventHeap
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtier.scheduling.events import Direction
+from kvtier.ids import Direction
 from kvtier.sim.driver import Simulation
 from kvtier.sim.record import total
 from kvtier.sim.settings import SimSettings

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtier.scheduling.events import Direction
+from kvtier.ids import Direction
 from kvtier.sim.heap import EventHeap
 from kvtier.sim.link import CopyPath, Link, LinkSpec, copy_bytes_per_s
 

@@ -14,9 +14,9 @@ from itertools import pairwise
 import pytest
 
 from kvtier.hardware import load_gpu
+from kvtier.ids import Direction
 from kvtier.scheduling import commands as cmd
 from kvtier.scheduling import events as ev
-from kvtier.scheduling.events import Direction
 from kvtier.sim import CopyPath, Mode, SimSettings, simulate
 from kvtier.sim.driver import Simulation
 from kvtier.sim.workload import Gaps, plan_programs
