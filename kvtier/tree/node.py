@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtier.tree.holders import Holding
-from kvtier.tree.keys import ChildKey, Pages, Tokens
+from kvtier.tree.keys import ChildKey, Namespace, Pages, Tokens
 
 if TYPE_CHECKING:
     from kvtier.tree.transfers import Transfer
@@ -138,6 +138,16 @@ class Node:
         self._pages = [None if p is None else p[cut:used].copy() for p in self._pages]
         self.start += size
         self.size -= size
+
+
+class Root(Node):
+    """What every prompt of a namespace begins at: no tokens, no pages, in no queue."""
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, namespace: Namespace) -> None:
+        super().__init__(None, 0, 0)
+        self.namespace = namespace
 
 
 _NONE: Tokens = np.empty(0, np.int32)

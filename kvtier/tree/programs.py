@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from kvtier.errors import TreeError
 from kvtier.ids import Label
 from kvtier.tree.holders import RANKS, Anchor, Node, place, set_counted, set_rank
 
@@ -28,7 +29,10 @@ class Run:
 
 @dataclass(eq=False)
 class Program:
-    """`finished` are the prompts of its last requests that ended well."""
+    """`finished` are the prompts of its last requests that ended well.
+
+    `children` are its sub-agents; when it is released, so are they.
+    """
 
     name: str
     label: Label = Label.BUSY
@@ -36,6 +40,8 @@ class Program:
     released: bool = False
     runs: dict[str, Run] = field(default_factory=dict)
     finished: list[Anchor] = field(default_factory=list)
+    parent: Program | None = None
+    children: list[Program] = field(default_factory=list)
 
     def anchors(self) -> Iterator[Anchor]:
         """All that label nodes now."""
@@ -45,7 +51,14 @@ class Program:
     @property
     def holds_nothing(self) -> bool:
         """Whether forgetting it loses no more than its label and epoch."""
-        return not self.runs and all(anchor.node is None for anchor in self.finished)
+        held = self.runs or self.children or any(anchor.node for anchor in self.finished)
+        return not held
+
+    def family(self) -> Iterator[Program]:
+        """Itself and all that descend from it."""
+        yield self
+        for child in self.children:
+            yield from child.family()
 
 
 class Programs:
@@ -141,6 +154,21 @@ class Programs:
             place(run.anchor, None)
         return run.program
 
+    def set_parent(self, name: str, parent: str) -> None:
+        """The program is a sub-agent of `parent`.
+
+        Raises TreeError where it has another parent, or is the parent's own ancestor.
+        """
+        child, above = self._find_or_add(name), self._find_or_add(parent)
+        if child.parent is above:
+            return
+        if child.parent is not None:
+            raise TreeError(f"{name} is a child of {child.parent.name}, not of {parent}")
+        if above in child.family():
+            raise TreeError(f"{name} cannot be a child of {parent}, which descends from it")
+        child.parent = above
+        above.children.append(child)
+
     def lost(self, request: str, run: Run) -> None:
         """The engine dropped the request; a later one may have its id by now."""
         if self._runs.get(request) is run:
@@ -165,10 +193,17 @@ class Programs:
         return True
 
     def release(self, program: Program) -> None:
-        """Give up the program's finished prompts; its pages become INACTIVE.
+        """Give up the finished prompts of the program and of its children, who become INACTIVE.
 
         A later request without a label starts it anew, as if it had never been here.
         """
+        for member in list(program.family()):
+            self._release(member)
+        if program.parent is not None:
+            program.parent.children.remove(program)
+            program.parent = None
+
+    def _release(self, program: Program) -> None:
         self.relabel(program.name, Label.INACTIVE, None)
         program.released = True
         for anchor in program.finished:
@@ -176,6 +211,9 @@ class Programs:
         for run in program.runs.values():
             run.suspended.clear()
         program.finished.clear()
+        for child in program.children:
+            child.parent = None
+        program.children.clear()
 
     def forget_places(self) -> None:
         """The tree was emptied: nobody holds anything."""
@@ -195,6 +233,8 @@ class Programs:
     def _prune(self) -> None:
         idle = [name for name, program in self._programs.items() if program.holds_nothing]
         for name in idle[: len(idle) // 2]:  # never the last, which is being used
-            del self._programs[name]
+            program = self._programs.pop(name)
+            if program.parent is not None:
+                program.parent.children.remove(program)
         # Where all hold something, look again only after a good many more.
         self._prune_at = max(_MAX_PROGRAMS, len(self._programs) * 9 // 8)

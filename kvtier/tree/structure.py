@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from kvtier.tree import holders
 from kvtier.tree.counters import TierPages
 from kvtier.tree.keys import Namespace, Pages, Tokens, child_key
-from kvtier.tree.node import Node, State, Tier
+from kvtier.tree.node import Node, Root, State, Tier
 from kvtier.tree.order import Queue
 
 
@@ -19,17 +19,14 @@ class Structure:
         self.page_size = page_size
         self.pages = {tier: TierPages() for tier in Tier}
         self.queues = {tier: Queue(tier) for tier in Tier}
-        self.roots: dict[Namespace, Node] = {}
+        self.roots: dict[Namespace, Root] = {}
         self.num_nodes = 0
         self._next_id = 0
         self._clock = 0
 
     def root(self, namespace: Namespace) -> Node:
-        """The root of the namespace: no tokens, no pages."""
-        root = self.roots.get(namespace)
-        if root is None:
-            root = self.roots[namespace] = Node(None, self._take_id(), 0)
-        return root
+        """The root of the namespace. The tree keeps it while a node is below it."""
+        return self.roots.get(namespace) or Root(namespace)
 
     def child(self, node: Node, tokens: Tokens, at: int) -> Node | None:
         """The child whose first page is the one of `tokens` at `at`."""
@@ -47,6 +44,8 @@ class Structure:
         node.set_tokens(tokens)
         node.states[Tier.HBM] = State.PRESENT
         node.set_pages(Tier.HBM, pages)
+        if isinstance(parent, Root):
+            self.roots[parent.namespace] = parent
         parent.children[child_key(tokens, 0, self.page_size)] = node
         self.count(node, 1)
         self.offer(node)
@@ -101,6 +100,8 @@ class Structure:
         self.count(node, -1)
         holders.delete(node)
         del node.parent.children[child_key(node.tokens, 0, self.page_size)]
+        if isinstance(node.parent, Root) and not node.parent.children:
+            del self.roots[node.parent.namespace]
         node.dead = True
         self.num_nodes -= 1
         self.offer_path(node.parent)
@@ -159,7 +160,7 @@ class Structure:
 
     def nodes(self) -> Iterator[Node]:
         """All nodes but the roots, parents first."""
-        stack = list(self.roots.values())
+        stack: list[Node] = list(self.roots.values())
         while stack:
             node = stack.pop()
             if node.parent is not None:
@@ -173,13 +174,10 @@ class Structure:
 
     def _new_node(self, parent: Node, start: int) -> Node:
         self.num_nodes += 1
-        node = Node(parent, self._take_id(), start)
+        self._next_id += 1
+        node = Node(parent, self._next_id, start)
         node.last_access = self._clock
         return node
-
-    def _take_id(self) -> int:
-        self._next_id += 1
-        return self._next_id
 
 
 def _only_child(node: Node | None) -> Node | None:

@@ -21,6 +21,7 @@ class Transfer:
     nodes: list[Node]
     page_size: int
     ends: list[Node] = field(init=False)
+    ended: bool = False
 
     def __post_init__(self) -> None:
         self.ends = list(self.nodes)

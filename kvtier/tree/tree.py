@@ -36,10 +36,15 @@ class Match(NamedTuple):
 
 
 class Inserted(NamedTuple):
-    """`node` ends where the insert ended; `duplicates` are page ids that the tree did not take."""
+    """`node` ends where the insert ended, after `end` tokens.
+
+    `duplicates` are page ids that the tree did not take because it has these pages. Page ids for
+    tokens from `end` on are the caller's still.
+    """
 
     node: Node
     duplicates: Pages
+    end: int
 
 
 class RadixTree(Structure):
@@ -55,7 +60,8 @@ class RadixTree(Structure):
     def match(self, tokens: Ints, namespace: Namespace = _DEFAULT) -> Match:
         """The longest prefix that is there, in whole pages; a node is split at its end."""
         key = as_tokens(tokens)
-        node, at, in_hbm = self.root(namespace), 0, 0
+        at = in_hbm = 0
+        node = self.root(namespace)
         while (child := self.child(node, key, at)) is not None:
             node = self._fit(child, key, at)
             if in_hbm == at and node.states[Tier.HBM] in _READABLE:
@@ -77,10 +83,11 @@ class RadixTree(Structure):
         """Add what was computed: page i of the prompt is HBM page pages[i - first_page].
 
         Pages before `first_page` are there already. Where a page is in HBM by now, the tree keeps
-        its own and the given one is a duplicate; a page in DRAM alone is in HBM again. `after`, a
-        match of the same prompt, spares comparing it again. `request` may extend the node that only
-        it holds. Raises TreeError where the pages do not fit the tokens, or where a page before
-        `first_page` is not in HBM; then nothing is taken.
+        its own and the given one is a duplicate; a page in DRAM alone is in HBM again. Where one is
+        still being loaded, the insert ends before it: the load may fail, so the caller keeps its
+        own. `after`, a match of the same prompt, spares comparing it again. `request` may extend
+        the node that only it holds. Raises TreeError where the pages do not fit the tokens, or
+        where a page before `first_page` is not in HBM; then nothing is taken.
         """
         given, end = as_pages(pages), len(tokens) - len(tokens) % self.page_size
         if first_page < 0 or given.size != end // self.page_size - first_page:
@@ -94,8 +101,12 @@ class RadixTree(Structure):
         duplicates: list[Pages] = []
         while (child := self.child(node, key, node.end - base)) is not None:
             start = node.end
-            node = self._fit(child, key, start - base)
-            mine = self._slice(given, first_page, start, node.end, node)
+            child = self._fit(child, key, start - base)
+            mine = self._slice(given, first_page, start, child.end, child)
+            if child.states[Tier.HBM] is State.WRITING and mine.size:
+                end = start
+                break
+            node = child
             if node.states[Tier.HBM] is State.ABSENT:
                 self._restore(node, mine)
             else:
@@ -104,7 +115,7 @@ class RadixTree(Structure):
             mine = self._slice(given, first_page, node.end, end, None)
             node = self._extend(node, key[node.end - base :], mine, request)
         self.touch(node)
-        return Inserted(node, np.concatenate(duplicates) if duplicates else given[:0])
+        return Inserted(node, np.concatenate(duplicates) if duplicates else given[:0], node.end)
 
     # --- programs ---
 
@@ -174,15 +185,24 @@ class RadixTree(Structure):
         return True
 
     def release(self, program: str) -> None:
-        """The program gives up its finished prompts; its pages become INACTIVE."""
+        """The program and its children give up their finished prompts, which become INACTIVE."""
         known = self.programs.find(program)
         if known is None:
             return
-        held = [anchor.node for anchor in known.finished]
+        family = list(known.family())
+        held = [anchor.node for member in family for anchor in member.finished]
         self.programs.release(known)
-        self._labels_fell(known)
+        for member in family:
+            self._labels_fell(member)
         for node in held:
             self._left(node)
+
+    def adopt(self, program: str, parent: str) -> None:
+        """The program is a sub-agent of `parent`; it is released with it, if not before.
+
+        Raises TreeError where it has another parent, or is the parent's own ancestor.
+        """
+        self.programs.set_parent(program, parent)
 
     # --- protection ---
 
@@ -207,6 +227,8 @@ class RadixTree(Structure):
 
     def evict(self, tier: Tier, num_pages: int) -> Evicted | None:
         """Free exactly so many pages of the tier, in its order; None, and nothing, if it cannot."""
+        if num_pages < 0:
+            raise TreeError(f"{num_pages} pages cannot leave {tier.name}; pass 0 or more")
         queue = self.queues[tier]
         if len(queue) > 2 * self.num_nodes + _MANY:
             queue.rebuild(list(self.nodes()))
@@ -243,8 +265,9 @@ class RadixTree(Structure):
         A failed or cancelled copy leaves everything as it was before. Raises TreeError where the
         copy has ended already.
         """
-        if any(node.transfer is not transfer for node in transfer.nodes):
+        if transfer.ended:
             raise TreeError("this copy has ended; a copy is finished once")
+        transfer.ended = True
         unused = np.empty(0, np.int32) if well else transfer.target_pages
         for node in transfer.nodes:
             with self.changing(node):
@@ -266,7 +289,7 @@ class RadixTree(Structure):
 
     def _resume(self, namespace: Namespace, after: Match | None, first_page: int, end: int) -> Node:
         """Where an insert goes on: the end of `after` if it is still there, else the root."""
-        if after is None or after.node.dead or after.node.end != after.tokens:
+        if after is None or after.node.dead or after.node.end != after.tokens or not after.tokens:
             return self.root(namespace)
         # Only pages that the caller did not compute may be skipped: others might be duplicates.
         known = min(first_page * self.page_size, end)

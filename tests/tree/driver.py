@@ -162,19 +162,23 @@ class Driver(RuleBasedStateMachine):
         may_grow = bool(known) and self.model.may_grow(known[-1], request)
         met = self.model.pairs([path])
         ids = self.take(Tier.HBM, len(path) - 1 - first)
-        duplicates = self.model.insert(path, ids, first)
+        starts = [(end, node.start // self.page_size) for end, node in nodes_of(self.tree).items()]
+        borders = {at for end, at in starts if end[: 1 + at] == path[: 1 + at]}
+        done = self.model.insert(path, ids, first, borders)
         try:
-            node, unused = self.tree.insert(
+            node, unused, end = self.tree.insert(
                 tokens, ids, namespace, first_page=first, after=after, request=request
             )
         except TreeError:
-            assert duplicates is None
+            assert done is None
             self.give(Tier.HBM, ids)
             self.hit("insert refused", met)
             return None
-        assert unused.tolist() == duplicates
-        assert node.end == (len(path) - 1) * self.page_size
-        self.give(Tier.HBM, unused)
+        assert done is not None
+        assert unused.tolist() == done[0]
+        assert node.end == end == done[1] * self.page_size
+        self.give(Tier.HBM, [*unused, *ids[max(0, done[1] - first) :]])
+        path = path[: 1 + done[1]]
         self.hit("insert", met)
         if known and len(known) < len(path) - 1 and node.start < len(known) * self.page_size:
             assert may_grow

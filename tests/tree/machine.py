@@ -194,7 +194,7 @@ class Machine(Driver):
         node = self.do_insert(namespace, tokens, first, match, request)
         if node is None:
             return
-        path = self.path(namespace, tokens)
+        path = self.path(namespace, tokens)[: 1 + node.end // self.page_size]
         self.hit("publish", self.model.pairs([path]))
         self.tree.publish(request, node)
         self.model.holders.published(request, path)

@@ -77,12 +77,22 @@ class Model:
         absent = (i for i, state in enumerate(states) if state not in (PRESENT, READING))
         return next(absent, len(states))
 
-    def insert(self, path: Path, ids: Sequence[int], first: int) -> list[int] | None:
-        """Duplicates; None, and nothing done, where a page before `first` is not in HBM."""
+    def insert(
+        self, path: Path, ids: Sequence[int], first: int, may_stop: set[int]
+    ) -> tuple[list[int], int] | None:
+        """Duplicates, and pages from the root on that are in the tree now.
+
+        None, and nothing done, where a page before `first` is not in HBM. It ends at the last of
+        `may_stop`, which are the beginnings of nodes, before a page that is being loaded.
+        """
         pages = list(prefixes(path))
         known = [self.pages.get(page) for page in pages]
         if any(page is None or page.states[Tier.HBM] is ABSENT for page in known[:first]):
             return None
+        loading = [at for at, page in enumerate(known) if page and page.states[0] is WRITING]
+        stop = next((at for at in loading if at >= first), len(pages))
+        end = stop if stop == len(pages) else max(at for at in may_stop if at <= stop)
+        pages, known, ids = pages[:end], known[:end], ids[: max(0, end - first)]
         duplicates = []
         for page_id, path_, page in zip(ids, pages[first:], known[first:], strict=True):
             if page is None:
@@ -92,7 +102,7 @@ class Model:
             else:
                 duplicates.append(page_id)
         self._touch(pages)
-        return duplicates
+        return duplicates, end
 
     def may_grow(self, end: Path, request: str | None) -> bool:
         """Whether what follows `end` in the request has its fate from the beginning."""

@@ -34,7 +34,7 @@ def test_prompts_around_a_page_are_kept_in_whole_pages(page_size: int, first: in
         whole, tokens = size // page_size, list(range(size))
         known = min(held, whole) * page_size
         assert tree.match(tokens)[1:] == (known, known)
-        node, duplicates = tree.insert(tokens, list(range(100, 100 + whole)))
+        node, duplicates, _ = tree.insert(tokens, list(range(100, 100 + whole)))
         assert (node.end, duplicates.size) == (whole * page_size, min(held, whole))
         held = max(held, whole)
         assert tree.match(tokens)[1:] == (whole * page_size, whole * page_size)
@@ -82,7 +82,7 @@ def test_no_two_namespaces_share_a_page(names: list[Namespace]) -> None:
     tree = RadixTree(1)
     for at, name in enumerate(names):
         assert tree.match([1, 2], name).tokens == 0
-        node, duplicates = tree.insert([1, 2], [2 * at, 2 * at + 1], name)
+        node, duplicates, _ = tree.insert([1, 2], [2 * at, 2 * at + 1], name)
         assert duplicates.size == 0
         assert node.pages(Tier.HBM, 1).tolist() == [2 * at, 2 * at + 1]
     assert tree.pages[Tier.HBM].total == 2 * len(names)

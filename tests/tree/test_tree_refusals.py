@@ -11,6 +11,7 @@ import pytest
 from kvtier.errors import TreeError
 from kvtier.ids import Label
 from kvtier.tree.integrity import check_integrity
+from kvtier.tree.keys import Namespace
 from kvtier.tree.node import Node, Tier
 from kvtier.tree.tree import Match, RadixTree
 
@@ -214,3 +215,27 @@ def test_a_copy_that_ended_does_not_end_the_next_of_the_same_node(filled: Filled
     refuses(filled, lambda: tree.finish(failed, well=True))
     tree.finish(again, well=True)
     assert filled.below.pages(Tier.DRAM, PAGE).tolist() == [51]
+
+
+def test_a_negative_number_of_pages_is_refused() -> None:
+    filled = Filled()
+    with pytest.raises(TreeError, match="-1 pages cannot leave HBM"):
+        filled.tree.evict(Tier.HBM, -1)
+
+
+def test_an_empty_copy_ends_once_too() -> None:
+    tree = RadixTree(PAGE)
+    transfer = tree.copy_to(Tier.DRAM, [], [])
+    tree.finish(transfer, well=True)
+    with pytest.raises(TreeError, match="ended"):
+        tree.finish(transfer, well=True)
+
+
+def test_looking_up_tenants_that_have_nothing_leaves_no_trace() -> None:
+    tree = RadixTree(PAGE)
+    for tenant in range(100):
+        match = tree.match([1] * PAGE, Namespace(tenant=str(tenant)))
+        tree.begin("r", "p", match)
+        tree.insert([1], [], Namespace(tenant=str(tenant)), after=match)
+    assert tree.roots == {}
+    check_integrity(tree)
