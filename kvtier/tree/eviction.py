@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,6 +40,32 @@ def evict(tree: Structure, tier: Tier, num_pages: int) -> Evicted | None:
         assert node is not None, "evictable pages without a candidate"
         left -= _evict_end(tree, node, tier, left, evicted)
     return evicted
+
+
+def victims(tree: Structure, num_pages: int) -> list[Node]:
+    """The nodes that leave HBM next, in order; see RadixTree.first_to_leave."""
+    queue, left = tree.queues[Tier.HBM], num_pages
+    chosen: list[Node] = []
+    gone: Counter[Node] = Counter()  # of what is below a node in HBM
+
+    def bare(node: Node) -> bool:
+        there = node.parent is not None and node.states[Tier.HBM] is State.PRESENT
+        return there and not node.dead and not node.locks and node.below[Tier.HBM] == gone[node]
+
+    while left > 0 and (node := queue.pop(also=bare)) is not None:
+        if tree.num_pages(node) > left:
+            tree.split(node, node.size - left * tree.page_size)
+        left -= tree.num_pages(node)
+        chosen.append(node)
+        above = node.parent
+        while above is not None:
+            gone[above] += 1
+            above = above.parent
+        if node.parent is not None and bare(node.parent):
+            queue.push(node.parent)
+    for node in chosen:
+        tree.offer(node)
+    return chosen
 
 
 def _evict_end(tree: Structure, node: Node, tier: Tier, most: int, evicted: Evicted) -> int:

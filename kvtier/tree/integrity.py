@@ -50,6 +50,7 @@ def _check_node(tree: RadixTree, node: Node) -> None:
     for tier in Tier:
         below = sum(c.below[tier] + (c.states[tier] is not _ABSENT) for c in node.children.values())
         _require(node.below[tier] == below, f"{name} counts {node.below[tier]} below, not {below}")
+    _require(0 <= node.pins <= node.locks, f"{name} has {node.pins} pins, {node.locks} locks")
     copying = _WRITING in node.states
     _require(copying == (node.transfer is not None), f"{name} and its transfer disagree")
     _require(not copying or node.locks > 0, f"{name} is copied unprotected")
@@ -61,7 +62,9 @@ def _check_counters(tree: RadixTree, nodes: list[Node]) -> None:
     for tier in Tier:
         expected = TierPages()
         for node in nodes:
-            expected.add(node, tier, tree.num_pages(node))
+            expected.add(
+                node, tier, tree.num_pages(node), keep_duplicates=tree.rules.keep_duplicates
+            )
         _require(expected == tree.pages[tier], f"{tier.name}: {tree.pages[tier]}, not {expected}")
 
 

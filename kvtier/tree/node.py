@@ -57,6 +57,7 @@ class Node:
         "last_access",
         "locks",
         "parent",
+        "pins",
         "queued",
         "size",
         "start",
@@ -72,7 +73,8 @@ class Node:
         self.below = [0, 0]  # descendants that are in the tier
         self.children: dict[ChildKey, Node] = {}
         self.states = [State.ABSENT, State.ABSENT]
-        self.locks = 0
+        self.locks = 0  # requests and copies that protect it
+        self.pins = 0  # requests alone
         self.holding: Holding | None = None
         self.last_access = 0
         self.queued: list[Order | None] = [None, None]
@@ -132,7 +134,7 @@ class Node:
         cut, used = size // page_size, self.size // page_size
         target.set_tokens(self._tokens[:size])
         target._pages = [None if p is None else p[:cut].copy() for p in self._pages]
-        target.states, target.locks = list(self.states), self.locks
+        target.states, target.locks, target.pins = list(self.states), self.locks, self.pins
         target.last_access = self.last_access
         self._tokens = self._tokens[size : self.size].copy()
         self._pages = [None if p is None else p[cut:used].copy() for p in self._pages]

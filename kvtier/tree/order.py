@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from kvtier.tree.holders import rank_of
 from kvtier.tree.node import Node, Order, State, Tier
 
+_BUSY = 2
 _DUPLICATE = 1
 _SOLE = (0, 3, 2)
 """Class of a sole copy in DRAM by rank: INACTIVE, IDLE, BUSY."""
 
 
-def order_of(node: Node, tier: Tier) -> Order:
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How eviction differs from design's order, for peers that know less."""
+
+    labels: bool = True
+    """False: all pages count as BUSY (plain LRU)."""
+    keep_duplicates: bool = False
+    """True: a page in DRAM stays while HBM has it, too (HiCache's write-through)."""
+
+
+def order_of(node: Node, tier: Tier, rules: Rules) -> Order:
     """Smallest leaves first. HBM: INACTIVE, IDLE, BUSY. DRAM: INACTIVE, duplicates, BUSY, IDLE."""
-    rank = rank_of(node)
+    rank = rank_of(node) if rules.labels else _BUSY
     if tier is Tier.DRAM:
         duplicate = rank > 0 and node.states[Tier.HBM] is not State.ABSENT
         rank = _DUPLICATE if duplicate else _SOLE[rank]
@@ -22,7 +35,7 @@ def order_of(node: Node, tier: Tier) -> Order:
     return rank, node.last_access, -node.start, node.id
 
 
-def is_candidate(node: Node, tier: Tier) -> bool:
+def is_candidate(node: Node, tier: Tier, rules: Rules) -> bool:
     """Whether the node's pages, or those at its end, can leave the tier now.
 
     A tier is emptied from the ends of prompts; a duplicate in DRAM can go from anywhere.
@@ -30,8 +43,16 @@ def is_candidate(node: Node, tier: Tier) -> bool:
     if node.dead or node.parent is None or node.states[tier] is not State.PRESENT:
         return False
     if tier is Tier.DRAM and node.states[Tier.HBM] is not State.ABSENT:
-        return True
-    return not node.locks and not node.below[tier]
+        return not rules.keep_duplicates
+    if node.locks:
+        return False
+    if rules.keep_duplicates and tier is Tier.DRAM:  # duplicates below it would never leave
+        return all(_in_hbm(child) for child in node.children.values())
+    return not node.below[tier]
+
+
+def _in_hbm(child: Node) -> bool:
+    return child.states[Tier.HBM] is not State.ABSENT
 
 
 class Queue:
@@ -42,8 +63,9 @@ class Queue:
     smaller (a label that fell, a copy that became a duplicate), offers it.
     """
 
-    def __init__(self, tier: Tier) -> None:
+    def __init__(self, tier: Tier, rules: Rules) -> None:
         self._tier = tier
+        self._rules = rules
         self._heap: list[tuple[Order, Node]] = []
 
     def __len__(self) -> int:
@@ -51,20 +73,25 @@ class Queue:
 
     def offer(self, node: Node) -> None:
         """Queue the node if it is a candidate and has no entry that is early enough."""
-        if is_candidate(node, self._tier):
-            order, queued = order_of(node, self._tier), node.queued[self._tier]
+        if is_candidate(node, self._tier, self._rules):
+            order, queued = order_of(node, self._tier, self._rules), node.queued[self._tier]
             if queued is None or order < queued:
                 self._push(order, node)
 
-    def pop(self) -> Node | None:
-        """Take the first candidate."""
+    def push(self, node: Node) -> None:
+        """Queue a node that is no candidate yet, for a `pop` that takes it all the same."""
+        self._push(order_of(node, self._tier, self._rules), node)
+
+    def pop(self, also: Callable[[Node], bool] | None = None) -> Node | None:
+        """Take the first candidate, or one that `also` accepts."""
         while self._heap:
             order, node = heappop(self._heap)
             if node.queued[self._tier] != order:
                 continue  # there is an earlier entry, or there was
             node.queued[self._tier] = None
-            if is_candidate(node, self._tier):
-                now = order_of(node, self._tier)
+            fits = is_candidate(node, self._tier, self._rules)
+            if fits or (also is not None and also(node)):
+                now = order_of(node, self._tier, self._rules)
                 if now <= order:
                     return node
                 self._push(now, node)
@@ -80,7 +107,7 @@ class Queue:
         return [
             node.id
             for node in nodes
-            if is_candidate(node, self._tier) and self._late(node, entries)
+            if is_candidate(node, self._tier, self._rules) and self._late(node, entries)
         ]
 
     def rebuild(self, nodes: list[Node]) -> None:
@@ -96,5 +123,5 @@ class Queue:
 
     def _late(self, node: Node, entries: set[tuple[Order, Node]]) -> bool:
         queued = node.queued[self._tier]
-        late = queued is None or queued > order_of(node, self._tier)
+        late = queued is None or queued > order_of(node, self._tier, self._rules)
         return late or (queued, node) not in entries

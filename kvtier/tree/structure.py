@@ -9,16 +9,17 @@ from kvtier.tree import holders
 from kvtier.tree.counters import TierPages
 from kvtier.tree.keys import Namespace, Pages, Tokens, child_key
 from kvtier.tree.node import Node, Root, State, Tier
-from kvtier.tree.order import Queue
+from kvtier.tree.order import Queue, Rules
 
 
 class Structure:
     """Nodes below one root per namespace; every change keeps counters and queues right."""
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, rules: Rules) -> None:
         self.page_size = page_size
+        self.rules = rules
         self.pages = {tier: TierPages() for tier in Tier}
-        self.queues = {tier: Queue(tier) for tier in Tier}
+        self.queues = {tier: Queue(tier, rules) for tier in Tier}
         self.roots: dict[Namespace, Root] = {}
         self.num_nodes = 0
         self._next_id = 0
@@ -109,17 +110,22 @@ class Structure:
             for queue in self.queues.values():
                 queue.clear()
 
-    def lock(self, node: Node, step: int = 1) -> None:
-        """Protect the path up to the root from leaving its tiers, or (-1) end that once."""
+    def lock(self, node: Node, step: int = 1, *, pin: bool = False) -> None:
+        """Protect the path up to the root from leaving its tiers, or (-1) end that once.
+
+        A request pins it, a copy does not.
+        """
         current: Node | None = node
         while current is not None and current.parent is not None:
-            if current.locks == 0 or current.locks + step == 0:
+            locks, pins = current.locks + step, current.pins + step * pin
+            if 0 in (current.locks, locks) or (pin and 0 in (current.pins, pins)):
                 self._count_pages(current, -1)
-                current.locks += step
+                current.locks, current.pins = locks, pins
                 self._count_pages(current, 1)
-                self.offer(current)
+                if locks == 0:
+                    self.offer(current)
             else:
-                current.locks += step
+                current.locks, current.pins = locks, pins
             current = current.parent
 
     @contextmanager
@@ -170,7 +176,7 @@ class Structure:
     def _count_pages(self, node: Node, sign: int) -> None:
         num_pages = sign * self.num_pages(node)
         for tier in Tier:
-            self.pages[tier].add(node, tier, num_pages)
+            self.pages[tier].add(node, tier, num_pages, keep_duplicates=self.rules.keep_duplicates)
 
     def _new_node(self, parent: Node, start: int) -> Node:
         self.num_nodes += 1

@@ -11,15 +11,17 @@ import numpy.typing as npt
 
 from kvtier.errors import TreeError
 from kvtier.ids import Label
-from kvtier.tree.eviction import Evicted, evict
+from kvtier.tree.eviction import Evicted, evict, victims
 from kvtier.tree.keys import Namespace, Pages, Tokens, as_pages, as_tokens, common_length
 from kvtier.tree.node import Node, State, Tier
+from kvtier.tree.order import Rules
 from kvtier.tree.programs import Program, Programs, Run
 from kvtier.tree.structure import Structure
 from kvtier.tree.transfers import Transfer
 
 Ints = Sequence[int] | npt.NDArray[np.integer]
 _DEFAULT = Namespace()
+_DESIGN = Rules()
 _MANY = 1024  # entries of a queue that are never too many
 _READABLE = (State.PRESENT, State.READING)
 
@@ -50,10 +52,10 @@ class Inserted(NamedTuple):
 class RadixTree(Structure):
     """Pages of `page_size` tokens in two tiers, held by programs. One thread at a time."""
 
-    def __init__(self, page_size: int = 16) -> None:
+    def __init__(self, page_size: int = 16, rules: Rules = _DESIGN) -> None:
         if page_size < 1:
             raise TreeError(f"page_size={page_size}; pass 1 or more")
-        super().__init__(page_size)
+        super().__init__(page_size, rules)
         self.programs = Programs()
         self._protected: Counter[Node] = Counter()
 
@@ -210,7 +212,7 @@ class RadixTree(Structure):
         """A running request may read the path to `node`: it stays where it is until `unprotect`."""
         self._check_alive(node)
         self._protected[node] += 1
-        self.lock(node)
+        self.lock(node, pin=True)
 
     def unprotect(self, node: Node) -> None:
         """End one `protect` of the same node; raises TreeError where there is none."""
@@ -220,7 +222,7 @@ class RadixTree(Structure):
         self._protected[node] -= 1
         if not self._protected[node]:
             del self._protected[node]
-        self.lock(node, -1)
+        self.lock(node, -1, pin=True)
         self._join(node)
 
     # --- room and copies ---
@@ -233,6 +235,13 @@ class RadixTree(Structure):
         if len(queue) > 2 * self.num_nodes + _MANY:
             queue.rebuild(list(self.nodes()))
         return evict(self, tier, num_pages)
+
+    def first_to_leave(self, num_pages: int) -> list[Node]:
+        """The nodes that `evict` would take from HBM now, in that order, `num_pages` in all.
+
+        Fewer where fewer are evictable. None leaves; the last is split where only its end would.
+        """
+        return victims(self, num_pages)
 
     def copy_to(self, target: Tier, nodes: Sequence[Node], pages: Ints) -> Transfer:
         """Begin to copy whole nodes to `pages` of the other tier, one after the other.

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
 from kvtier.errors import TreeError
+from kvtier.tree.integrity import check_integrity
 from kvtier.tree.keys import Namespace
 from kvtier.tree.node import Node, Tier
+from kvtier.tree.order import Rules
 from kvtier.tree.transfers import Transfer
 from kvtier.tree.tree import Match, RadixTree
 
@@ -28,6 +30,7 @@ NAMESPACES = (
     Namespace(tenant="y"),
     Namespace(weights="y"),
 )
+RULES = (Rules(), Rules(), Rules(labels=False), Rules(keep_duplicates=True))
 MAX_PAGES = 10
 ALONE = {Tier.HBM: (PRESENT, ABSENT), Tier.DRAM: (ABSENT, PRESENT)}
 """States in HBM and DRAM of pages with one copy."""
@@ -66,11 +69,15 @@ def block(kind: int, page_size: int) -> list[int]:
 class Driver(RuleBasedStateMachine):
     """Does the same to a tree and to its model, and compares what both say."""
 
-    @initialize(page_size=st.sampled_from((1, 16, 64)), seed=st.integers(0, 2**32))
-    def start(self, page_size: int, seed: int) -> None:
+    @initialize(
+        page_size=st.sampled_from((1, 16, 64)),
+        rules=st.sampled_from(RULES),
+        seed=st.integers(0, 2**32),
+    )
+    def start(self, page_size: int, rules: Rules, seed: int) -> None:
         """Some prompts are there already, some of them in DRAM; `seed` says which."""
         self.page_size = page_size
-        self.tree, self.model = RadixTree(page_size), Model()
+        self.tree, self.model = RadixTree(page_size, rules), Model(rules=rules)
         self.random = random.Random(seed)
         self.prompts: list[tuple[Namespace, list[int]]] = []
         self.requests: dict[str, tuple[Namespace, list[int], Match]] = {}
@@ -220,6 +227,7 @@ class Driver(RuleBasedStateMachine):
         if 0 < count <= most:
             first = self.model.first_to_leave(tier, nodes_of(self.tree))
         first_id = None if first is None else self.model.pages[first].ids[tier]
+        leaving = self.leaving(count) if tier is Tier.HBM else None
         evicted = self.tree.evict(tier, count)
         assert (evicted is None) is (count > most)
         if evicted is None:
@@ -227,8 +235,21 @@ class Driver(RuleBasedStateMachine):
         ids = {t: evicted.ids(t).tolist() for t in Tier}
         pairs = {page.ids[tier]: page.pair for page in self.model.pages.values()}
         self.hit(f"evict {tier.name}", (pairs[page_id] for page_id in ids[tier]))
-        assert len(ids[tier]) == count
+        assert leaving is None or sorted(ids[tier]) == leaving
+        # A duplicate that is kept is lost with what is before it, and was not counted.
+        assert len(ids[tier]) == count or (
+            len(ids[tier]) > count > 0 and self.model.rules.keep_duplicates
+        )
         assert first_id is None or first_id in ids[tier]
         assert evicted.lost == self.model.evicted(tier, ids)
         for t in Tier:
             self.give(t, ids[t])
+
+    def leaving(self, count: int) -> list[int]:
+        """What the tree says would leave HBM, which changes nothing."""
+        nodes = self.tree.first_to_leave(count)
+        check_integrity(self.tree)
+        pages = [node.pages(Tier.HBM, self.page_size).tolist() for node in nodes]
+        found = sorted(page for ids in pages for page in ids)
+        assert len(found) == min(count, self.model.most(Tier.HBM))
+        return found

@@ -13,6 +13,7 @@ from typing import Any
 from kvtier.tree.counters import TierPages
 from kvtier.tree.keys import Namespace
 from kvtier.tree.node import Node, State, Tier
+from kvtier.tree.order import Rules
 from kvtier.tree.tree import RadixTree
 
 from .known_holders import Holders
@@ -51,6 +52,7 @@ class Model:
     copies: list[Copy] = field(default_factory=list)
     holders: Holders = field(default_factory=Holders)
     clock: int = 0
+    rules: Rules = field(default_factory=Rules)
 
     def existing(self, path: Path) -> list[Path]:
         """The pages of the path that are there, first to last."""
@@ -183,14 +185,17 @@ class Model:
         """A page that no copy uses and no request may read; in DRAM any that HBM has, too."""
         page = self.pages[path]
         duplicate = tier is Tier.DRAM and page.states[Tier.HBM] is not ABSENT
-        return page.states[tier] is PRESENT and (duplicate or not locks[path])
+        free = not self.rules.keep_duplicates if duplicate else not locks[path]
+        return page.states[tier] is PRESENT and free
 
     def most(self, tier: Tier) -> int:
         """How many pages can leave the tier."""
         return self.tier_pages(tier).evictable
 
     def tier_pages(self, tier: Tier) -> TierPages:
-        locks, found = self.locks(), TierPages()
+        locks, pinned, found = self.locks(), Counter[Path](), TierPages()
+        for end in +self.pins:
+            pinned.update(prefixes(end))
         for path, page in self.pages.items():
             if self.evictable(path, tier, locks):
                 found.evictable += 1
@@ -198,12 +203,13 @@ class Model:
                 found.protected += 1
             elif page.states[tier] is not ABSENT:
                 found.in_flight += 1
+            found.pinned += pinned[path] > 0 and page.states[tier] is not ABSENT
         return found
 
     def first_to_leave(self, tier: Tier, ends: dict[Path, Node]) -> Path:
         """The page that leaves next: last access and id are the node's, the rest is known here."""
         locks = self.locks()
-        there = [path for path, page in self.pages.items() if page.states[tier] is not ABSENT]
+        there = [path for path in self.pages if self._blocks(path, tier)]
         blocked = {front for path in there for front in prefixes(path[:-1])}
         keys = []
         for end, node in ends.items():
@@ -213,13 +219,19 @@ class Model:
                 keys.append((rank, node.last_access, -node.start, node.id, end))
         return min(keys, key=lambda key: key[:4])[4]
 
+    def _blocks(self, path: Path, tier: Tier) -> bool:
+        """Whether what is before the page stays while it is there."""
+        states = self.pages[path].states
+        stuck = self.rules.keep_duplicates and tier is Tier.DRAM and states[Tier.HBM] is not ABSENT
+        return states[tier] is not ABSENT and not stuck
+
     def _class(self, end: Path, tier: Tier, duplicate: bool) -> int:
         _, idle, busy = self.holders.counts(end)
         if tier is Tier.HBM:
             order = ("inactive", "idle", "busy")
         else:
             order = ("inactive", "duplicate", "busy", "idle")
-        label = "busy" if busy else "idle" if idle else "inactive"
+        label = "busy" if busy or not self.rules.labels else "idle" if idle else "inactive"
         return order.index("duplicate" if duplicate and label != "inactive" else label)
 
     def seen(self) -> dict[Path, tuple[Any, ...]]:

@@ -173,7 +173,7 @@ def test_the_node_that_a_request_was_just_told_of_can_be_protected(act: str) -> 
     else:
         tree.rematch("r", match)
     tree.protect(match.node)
-    assert tree.pages[Tier.HBM] == TierPages(protected=4)
+    assert tree.pages[Tier.HBM] == TierPages(protected=4, pinned=4)
     check_integrity(tree)
 
 
