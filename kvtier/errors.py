@@ -9,6 +9,8 @@
     ├── SimulationError    a simulated run cannot go on
     ├── CopyError          a copy of pages was asked for that cannot be made
     ├── PoolError          pages of a pool, or the memory behind it, were misused or are not there
+    ├── TransferError      a transfer was asked for that cannot be made, or a job failed
+    ├── TieringError       a request or a move is used against the order of its states
     └── TreeError          the radix tree was asked for what contradicts what it holds
 
 Every message is one line that says what is wrong and what to do. The command line prints it and
@@ -78,5 +80,13 @@ class PoolError(KvtierError):
     """Pages do not belong to the pool as the caller says; nothing was changed."""
 
 
+class TransferError(KvtierError):
+    """Pages, jobs or a state do not fit a transfer and nothing was changed; or a job failed."""
+
+
 class TreeError(KvtierError):
     """Tokens, pages or a state do not fit the radix tree; nothing was changed."""
+
+
+class TieringError(KvtierError):
+    """A lease or a move is used in a state that does not allow it; nothing was changed."""

@@ -152,6 +152,15 @@ class Root(Node):
         self.namespace = namespace
 
 
+def path_to(node: Node | None) -> list[Node]:
+    """The nodes from the root's child down to `node`, none for a root."""
+    path = []
+    while node is not None and node.parent is not None:
+        path.append(node)
+        node = node.parent
+    return path[::-1]
+
+
 _NONE: Tokens = np.empty(0, np.int32)
 
 
