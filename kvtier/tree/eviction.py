@@ -46,7 +46,7 @@ def victims(tree: Structure, num_pages: int) -> list[Node]:
     """The nodes that leave HBM next, in order; see RadixTree.first_to_leave."""
     queue, left = tree.queues[Tier.HBM], num_pages
     chosen: list[Node] = []
-    gone: Counter[Node] = Counter()  # of what is below a node in HBM
+    gone: Counter[Node] = Counter()  # pages of what is below a node in HBM
 
     def bare(node: Node) -> bool:
         there = node.parent is not None and node.states[Tier.HBM] is State.PRESENT
@@ -57,12 +57,15 @@ def victims(tree: Structure, num_pages: int) -> list[Node]:
             tree.split(node, node.size - left * tree.page_size)
         left -= tree.num_pages(node)
         chosen.append(node)
+        count = tree.num_pages(node) + node.below[Tier.HBM]
         above = node.parent
-        while above is not None:
-            gone[above] += 1
+        while above is not None and not above.is_in(Tier.HBM):  # a gap goes with what is below it
+            gone[above] += count
             above = above.parent
-        if node.parent is not None and bare(node.parent):
-            queue.push(node.parent)
+        if above is not None:
+            gone[above] += count
+            if bare(above):
+                queue.push(above)
     for node in chosen:
         tree.offer(node)
     return chosen
@@ -81,13 +84,11 @@ def _evict_end(tree: Structure, node: Node, tier: Tier, most: int, evicted: Evic
         _lose_below(tree, node, evicted)
         _lose(tree, node, num_pages, evicted)
         return num_pages
-    parent = node.parent
     evicted.pages[tier].append(node.pages(tier, tree.page_size).copy())
     with tree.changing(node):
         node.states[tier] = State.ABSENT
         node.set_pages(tier, None)
-    assert parent is not None
-    tree.offer_path(parent)
+    tree.offer_above(node)
     # In DRAM alone, or a duplicate no more: its place in the other queue has changed.
     tree.offer(node)
     tree.merge(node)

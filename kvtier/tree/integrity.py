@@ -48,7 +48,9 @@ def _check_node(tree: RadixTree, node: Node) -> None:
     _require(parent.children.get(key) is node, f"{name} lies under another key")
     _require(tuple(node.states) in _LEGAL, f"{name} is {node.states}")
     for tier in Tier:
-        below = sum(c.below[tier] + (c.states[tier] is not _ABSENT) for c in node.children.values())
+        below = sum(
+            c.below[tier] + tree.num_pages(c) * c.is_in(tier) for c in node.children.values()
+        )
         _require(node.below[tier] == below, f"{name} counts {node.below[tier]} below, not {below}")
     _require(0 <= node.pins <= node.locks, f"{name} has {node.pins} pins, {node.locks} locks")
     copying = _WRITING in node.states

@@ -70,7 +70,7 @@ class Node:
         self.id = node_id
         self.start = start
         self.size = 0
-        self.below = [0, 0]  # descendants that are in the tier
+        self.below = [0, 0]  # pages of its descendants in the tier
         self.children: dict[ChildKey, Node] = {}
         self.states = [State.ABSENT, State.ABSENT]
         self.locks = 0  # requests and copies that protect it
@@ -91,6 +91,10 @@ class Node:
     def tokens(self) -> Tokens:
         """int32[size], a view."""
         return self._tokens[: self.size]
+
+    def is_in(self, tier: Tier) -> bool:
+        """Whether the tier has pages for it, whole or on their way."""
+        return self.states[tier] is not State.ABSENT
 
     @property
     def end(self) -> int:

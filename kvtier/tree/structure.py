@@ -12,6 +12,9 @@ from kvtier.tree.node import Node, Root, State, Tier
 from kvtier.tree.order import Queue, Rules
 
 
+_TIERS = tuple(Tier)  # an enum is slow to iterate over
+
+
 class Structure:
     """Nodes below one root per namespace; every change keeps counters and queues right."""
 
@@ -48,26 +51,26 @@ class Structure:
         if isinstance(parent, Root):
             self.roots[parent.namespace] = parent
         parent.children[child_key(tokens, 0, self.page_size)] = node
-        self.count(node, 1)
+        self._count_pages(node, 1)
+        self._count_above(node, Tier.HBM, self.num_pages(node))
         self.offer(node)
         return node
 
     def split(self, node: Node, size: int) -> Node:
         """Divide the node after `size` tokens; returns the new front, `node` keeps its end."""
-        self.count(node, -1)
         parent = node.parent
         assert parent is not None
         upper = self._new_node(parent, node.start)
-        upper.below = list(node.below)
         node.move_front(upper, size, self.page_size)
+        rest = self.num_pages(node)
+        for tier in _TIERS:
+            upper.below[tier] = node.below[tier] + rest * node.is_in(tier)
         parent.children[child_key(upper.tokens, 0, self.page_size)] = upper
         upper.children[child_key(node.tokens, 0, self.page_size)] = node
         node.parent = upper
         holders.split(upper, node)
         if node.transfer is not None:
             node.transfer.split(upper, node)
-        self.count(upper, 1)
-        self.count(node, 1)
         self.offer(upper)
         self.offer(node)  # later in the prompt than before
         return upper
@@ -80,9 +83,8 @@ class Structure:
         child = _only_child(node)
         if node is None or child is None or not _alike(node, child):
             return node
-        self.count(node, -1)
-        self.count(child, -1)
         child.move_all(node, self.page_size)
+        node.below = list(child.below)
         node.children, child.children = child.children, {}
         for grandchild in node.children.values():
             grandchild.parent = node
@@ -90,7 +92,6 @@ class Structure:
         holders.delete(child)
         child.dead = True
         self.num_nodes -= 1
-        self.count(node, 1)
         self.offer(node)
         return node
 
@@ -98,14 +99,16 @@ class Structure:
         """Take a leaf out; its holders hold its parent on."""
         assert not node.children
         assert node.parent is not None
-        self.count(node, -1)
+        self._count_pages(node, -1)
+        for tier in _TIERS:
+            self._count_above(node, tier, -self.num_pages(node) * node.is_in(tier))
         holders.delete(node)
         del node.parent.children[child_key(node.tokens, 0, self.page_size)]
         if isinstance(node.parent, Root) and not node.parent.children:
             del self.roots[node.parent.namespace]
         node.dead = True
         self.num_nodes -= 1
-        self.offer_path(node.parent)
+        self.offer_above(node)
         if not self.num_nodes:
             for queue in self.queues.values():
                 queue.clear()
@@ -131,31 +134,36 @@ class Structure:
     @contextmanager
     def changing(self, node: Node) -> Iterator[None]:
         """Count anew what the block changes about the node, and queue it where it can leave."""
-        self.count(node, -1)
+        before = [self.num_pages(node) * node.is_in(tier) for tier in _TIERS]
+        self._count_pages(node, -1)
         yield
-        self.count(node, 1)
+        self._count_pages(node, 1)
+        for tier in _TIERS:
+            self._count_above(node, tier, self.num_pages(node) * node.is_in(tier) - before[tier])
         self.offer(node)
-
-    def count(self, node: Node, sign: int) -> None:
-        """Add the node to what is counted of both tiers and at its ancestors, or take it off."""
-        self._count_pages(node, sign)
-        hbm, dram = (sign * (state is not State.ABSENT) for state in node.states)
-        above = node.parent
-        while above is not None:
-            above.below[Tier.HBM] += hbm
-            above.below[Tier.DRAM] += dram
-            above = above.parent
 
     def offer(self, node: Node) -> None:
         """Queue the node in the tiers that it can leave."""
-        for queue in self.queues.values():
-            queue.offer(node)
+        in_hbm, in_dram = node.states
+        if in_hbm is State.PRESENT and not node.locks and not node.below[Tier.HBM]:
+            self.queues[Tier.HBM].offer(node)
+        if in_dram is State.PRESENT:
+            self.queues[Tier.DRAM].offer(node)
 
     def offer_path(self, node: Node | None) -> None:
         """Queue a path anew after its labels fell."""
         while node is not None and node.parent is not None:
             self.offer(node)
             node = node.parent
+
+    def offer_above(self, node: Node) -> None:
+        """Queue what is before the node and may be the last in a tier by now."""
+        for tier in _TIERS:
+            above = node.parent
+            while above is not None and above.parent is not None and not above.is_in(tier):
+                above = above.parent
+            if above is not None:
+                self.queues[tier].offer(above)
 
     def touch(self, node: Node | None) -> None:
         """The path has just been used."""
@@ -175,8 +183,15 @@ class Structure:
 
     def _count_pages(self, node: Node, sign: int) -> None:
         num_pages = sign * self.num_pages(node)
-        for tier in Tier:
+        for tier in _TIERS:
             self.pages[tier].add(node, tier, num_pages, keep_duplicates=self.rules.keep_duplicates)
+
+    def _count_above(self, node: Node, tier: Tier, num_pages: int) -> None:
+        if num_pages:
+            above = node.parent
+            while above is not None:
+                above.below[tier] += num_pages
+                above = above.parent
 
     def _new_node(self, parent: Node, start: int) -> Node:
         self.num_nodes += 1

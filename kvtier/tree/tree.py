@@ -285,7 +285,7 @@ class RadixTree(Structure):
             self.lock(node, -1)
         for node in transfer.nodes:
             self.offer(node)
-            self.offer_path(node.parent)
+            self.offer_above(node)
             self._join(node)
         return unused
 
@@ -365,5 +365,6 @@ class RadixTree(Structure):
         """Join the nodes of the path and the only child below it where nothing tells them apart."""
         while node is not None and node.parent is not None and not node.dead:
             parent = node.parent
-            self.merge(node)
+            if len(node.children) == 1:
+                self.merge(node)
             node = parent
