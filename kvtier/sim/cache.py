@@ -1,375 +1,213 @@
-"""What one worker's two pools hold, in KV tokens: prefixes of programs, and shared heads.
-
-A program's copy is its private prefix [0, hbm) in HBM and [low, high) of it in DRAM. Contents
-are prefixes, so eviction trims tails. A running program is locked; the rest is cached and
-evictable. What a compaction leaves behind becomes a copy of its own without an owner.
-"""
+"""One simulated worker's KV: the real tier manager over a modelled link, counted in tokens."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections.abc import Callable
 
 from kvtier.ids import Label
-from kvtier.sim.copies import CacheCounters, CacheMode, Copy, Head, Hit, Shelf
+from kvtier.sim.growth import Growth
+from kvtier.sim.link import Link
+from kvtier.sim.prompts import Prompts
+from kvtier.sim.request import EngineRequest
+from kvtier.tiering.integrity import check_integrity
+from kvtier.tiering.lease import Lease, LeaseState
+from kvtier.tiering.manager import TierManager
+from kvtier.tiering.moves import Move
+from kvtier.tiering.room import TierMode
+from kvtier.tree.node import Tier
 
-_HBM_ORDER = (Label.INACTIVE, Label.IDLE, Label.BUSY)
-_DRAM_ORDER = (Label.INACTIVE, Label.BUSY, Label.IDLE)
+RESERVE_TOKENS = 8192
+"""Free, or free of the need to be copied down first: a chunk of prefill."""
 
 
-class TierCache:
-    """Both pools of one worker.
+class LinkMover:
+    """Moves take as long as the link says, and never fail."""
 
-    Tokens of HBM: free + evictable + locked = capacity, where `growing` counts what running
-    requests have produced since they were admitted. All or nothing: `take` frees enough or
-    changes nothing.
+    def __init__(self, link: Link, page_bytes: int) -> None:
+        self.link = link
+        self._page_bytes = page_bytes
+        self.on_end: Callable[[Move], None] = lambda move: None
+
+    def start(self, move: Move) -> None:
+        """Queue the move's bytes."""
+        self.link.submit(
+            move.direction, move.num_pages * self._page_bytes, lambda now_s: self.on_end(move)
+        )
+
+
+class WorkerCache:
+    """Pages for the requests of one engine. A page's content is one token of the tree's.
+
+    `capacity` and `dram_capacity` are tokens, in whole pages.
     """
 
-    def __init__(self, hbm_tokens: int, dram_tokens: int, mode: CacheMode, page_size: int) -> None:
-        self.capacity = hbm_tokens
-        self.dram_capacity = dram_tokens if mode.offload else 0
-        self.mode = mode
+    def __init__(
+        self,
+        hbm_tokens: int,
+        dram_tokens: int,
+        mode: TierMode,
+        page_size: int,
+        mover: LinkMover,
+        prompts: Prompts,
+    ) -> None:
+        hbm_pages = hbm_tokens // page_size
+        dram_pages = dram_tokens // page_size if mode.offload else 0
+        reserve = min(RESERVE_TOKENS // page_size, hbm_pages // 32) if mode.offload else 0
         self.page_size = page_size
-        self.free = hbm_tokens
-        self.dram_free = self.dram_capacity
-        self.growing = 0
-        self.counters = CacheCounters()
-        self.copies: dict[str, Copy] = {}
-        self._heads: dict[str, Head] = {}
-        self._idle_heads: OrderedDict[int, Head] = OrderedDict()
-        self._idle_head_tokens = 0
-        self._idle_dram_heads: OrderedDict[int, Head] = OrderedDict()
-        self._now = 0
-        self._hbm = Shelf(_HBM_ORDER)
-        self._sole = Shelf(_DRAM_ORDER)
-        self._double = Shelf(_DRAM_ORDER)
-        self._ownerless: set[Copy] = set()
+        self.capacity = hbm_pages * page_size
+        self.dram_capacity = dram_pages * page_size
+        self.mode = mode
+        self.prompts = prompts
+        self.link = mover.link
+        self.manager = TierManager(
+            hbm_pages, dram_pages, mover, page_size=1, mode=mode, reserve_pages=reserve
+        )
+        mover.on_end = lambda move: self.manager.ended(move, well=True)
+        self._growth = Growth(page_size)
+        buffer = self.manager.open([], num_pages=0)
+        assert buffer is not None
+        self._buffer = buffer  # pages for output, `_committed` of them used or about to be
+        self._committed = 0
 
-    @property
-    def room(self) -> int:
-        """Tokens of HBM that `take` can give: free and evictable."""
-        return self.free + self._hbm.tokens + self._idle_head_tokens
+    # --- sums, in tokens ---
 
     @property
     def locked(self) -> int:
-        """Tokens of HBM that running requests hold."""
-        return self.capacity - self.room
+        """Tokens of HBM that running requests hold, or have been promised."""
+        pages = self.manager.pools[Tier.HBM].num_pages - self.manager.room.available
+        return (pages - self._spare) * self.page_size
 
-    def copy_of(self, program: str, group: str | None) -> Copy:
-        """The program's copy, made empty when there is none."""
-        copy = self.copies.get(program)
-        if copy is None:
-            head = None
-            if group is not None:
-                head = self._heads.setdefault(group, Head())
-            copy = Copy(program, head, self._next(), self._now)
-            self.copies[program] = copy
-        return copy
+    @property
+    def free(self) -> int:
+        """Tokens of HBM in which nothing is."""
+        return self.manager.pools[Tier.HBM].num_free * self.page_size
 
-    def _next(self) -> int:
-        self._now += 1
-        return self._now
+    def kept(self, program: str) -> tuple[int, int]:
+        """Tokens of the program's prompt that HBM can give, and that either tier can."""
+        kept = self.manager.kept(program)
+        return kept.hbm_pages * self.page_size, kept.pages * self.page_size
 
-    # Match, lock, unlock -------------------------------------------------------------------
+    # --- requests ---
 
-    def match(self, copy: Copy, head_tokens: int, private_tokens: int) -> Hit:
-        """What of a prompt that reuses `head_tokens` + `private_tokens` is here; locks it.
+    def open(
+        self, request: EngineRequest, spare_tokens: int, on_ready: Callable[[], None]
+    ) -> bool | None:
+        """Give a request the pages of its prompt: True now, False once `on_ready` runs, None never.
 
-        Private content beyond the reused prefix is a dead branch and loses its owner.
+        None changes nothing. `request.lease` says what of the prompt was found.
         """
-        self._cut(copy, private_tokens)
-        head = copy.head
-        hit = Hit(0, 0)
-        if head is not None and head_tokens:
-            hit.hbm_tokens = min(head_tokens, head.hbm_tokens)
-            hit.dram_tokens = max(min(head_tokens, head.dram_tokens) - hit.hbm_tokens, 0)
-            self._lock_head(head, head_tokens, 1)
-        self._set(copy, locked=True, reading=True)
-        kept = copy.kept_tokens // self.page_size * self.page_size
-        if hit.hbm_tokens + hit.dram_tokens < head_tokens:
-            kept = 0
-        hit.hbm_tokens += min(copy.hbm, kept)
-        hit.dram_tokens += max(kept - copy.hbm, 0)
-        return hit
 
-    def release(self, copy: Copy, head_tokens: int, grown: int) -> None:
-        """The request ended: what it produced joins the copy, and all of it may be evicted."""
-        self.growing -= grown
-        self._set(copy, hbm=copy.hbm + grown, locked=False)
-        copy.used = self._next()
-        for shelf in (self._hbm, self._sole, self._double):
-            shelf.touch(copy)
-        if copy.head is not None and head_tokens:
-            self._lock_head(copy.head, head_tokens, -1)
-        if copy.doomed:
-            self._free(copy)
+        def ready(lease: Lease) -> None:
+            assert lease.state is LeaseState.READY, "a modelled copy failed"
+            on_ready()
 
-    def unmatch(self, copy: Copy, head_tokens: int) -> None:
-        """Undo `match` for a request that is not admitted."""
-        self._set(copy, locked=False, reading=False)
-        if copy.head is not None and head_tokens:
-            self._lock_head(copy.head, head_tokens, -1)
-        self._forget_empty(copy)
-
-    def forget_tail(self, copy: Copy, private_tokens: int) -> None:
-        """Give back the room of a locked prompt that was not computed beyond `private_tokens`."""
-        self.free += copy.hbm - private_tokens
-        self._set(copy, hbm=private_tokens)
-
-    def loaded(self, copy: Copy) -> None:
-        """The load that `match` promised is complete; its source may be reclaimed."""
-        self._set(copy, reading=False)
-
-    def fill(self, copy: Copy, hit: Hit, head_tokens: int, private_tokens: int) -> None:
-        """Extend a locked copy to the whole prompt; its room must have been taken."""
-        head = copy.head
-        if head is not None and head_tokens > head.hbm_tokens:
-            head.hbm_tokens = head_tokens
-            self._shelve_head(head)
-            more = head_tokens - head.dram_tokens
-            if self.mode.offload and 0 < more <= self.dram_free:
-                head.dram_tokens = head_tokens
-                self.dram_free -= more
-        self.counters.loaded += hit.dram_tokens
-        self._set(copy, hbm=private_tokens)
-
-    def missing(self, copy: Copy, head_tokens: int, private_tokens: int) -> int:
-        """HBM tokens that a matched prompt still needs."""
-        head_there = copy.head.hbm_tokens if copy.head is not None else head_tokens
-        return private_tokens - copy.hbm + max(head_tokens - head_there, 0)
-
-    def _lock_head(self, head: Head, tokens: int, change: int) -> None:
-        """One running request more, or fewer, uses this much of the head."""
-        head.locks[tokens] += change
-        if not head.locks[tokens]:
-            del head.locks[tokens]
-        self._shelve_head(head)
-
-    def _shelve_head(self, head: Head) -> None:
-        # Copies on a part that nobody has locked are unlocked, too: they go first, then it can go.
-        idle = max(head.hbm_tokens - max(head.locks, default=0), 0)
-        self._idle_head_tokens += idle - head.idle_tokens
-        head.idle_tokens = idle
-        if idle:
-            self._idle_heads.setdefault(id(head), head)
-        else:
-            self._idle_heads.pop(id(head), None)
-        # A head in DRAM is needed while a copy in DRAM stands on it.
-        spare = head.dram_tokens > 0 and not head.locks and not head.num_dram_children
-        if spare:
-            self._idle_dram_heads.setdefault(id(head), head)
-        else:
-            self._idle_dram_heads.pop(id(head), None)
-
-    # Room ----------------------------------------------------------------------------------
-
-    def take(self, tokens: int) -> int | None:
-        """Make `tokens` of HBM the caller's; how many were written back, or None if refused."""
-        if tokens > self.room:
+        request.lease = self.manager.open(
+            request.prompt,
+            num_pages=self._num_pages(request.context_tokens),
+            request=request.request,
+            program=request.program,
+            spare_pages=self._num_pages(spare_tokens),
+            on_ready=ready,
+        )
+        if request.lease is None:
             return None
-        before = self.counters.written_back
-        while self.free < tokens:
-            self._evict_one(tokens - self.free)
-        self.free -= tokens
-        return self.counters.written_back - before
+        return request.lease.state is LeaseState.READY
 
-    def grow(self, tokens: int) -> int:
-        """Room for tokens that running requests produce; written-back tokens are returned."""
-        written = self.take(tokens)
-        assert written is not None, f"{tokens} tokens to grow, {self.room} there"
-        self.growing += tokens
-        return written
+    def publish(self, request: EngineRequest) -> None:
+        """All of the request's tokens are computed; whole pages of them serve others, too."""
+        assert request.lease is not None
+        tokens = self.prompts.with_output(request.program, request.context_tokens)
+        self.manager.publish(request.lease, tokens)
 
-    def shrink(self, tokens: int) -> None:
-        """Give back room that `grow` took and nothing used."""
-        self.growing -= tokens
-        self.free += tokens
+    def publish_part(self, request: EngineRequest, context_tokens: int) -> None:
+        """Of the prompt only so many tokens are computed."""
+        assert request.lease is not None
+        num_pages = max(context_tokens // self.page_size, request.lease.cached)
+        self.manager.publish(request.lease, request.prompt[:num_pages])
 
-    def _evict_one(self, tokens: int) -> None:
-        for label in self._hbm.labels():
-            copy = self._hbm.first(label)
-            if copy is not None:
-                self._trim_hbm(copy, min(tokens, copy.evictable))
-                return
-        assert self._idle_heads, f"{tokens} tokens of HBM promised, nothing is evictable"
-        head = next(iter(self._idle_heads.values()))
-        self.free += head.idle_tokens
-        head.hbm_tokens -= head.idle_tokens
-        self._shelve_head(head)
+    def close(self, request: EngineRequest) -> None:
+        """The request has left the engine; what was published stays."""
+        assert request.lease is not None
+        self.manager.close(request.lease, well=True)
+        request.lease = None
 
-    def _trim_hbm(self, copy: Copy, tokens: int) -> None:
-        """Evict the tail of a copy; what DRAM lacks is written back where the mode says so."""
-        keep, low, high, written = copy.hbm - tokens, copy.low, copy.high, 0
-        if self.mode.offload and not self.mode.write_through and copy.label is not Label.INACTIVE:
-            there = max(min(high, copy.hbm) - max(low, keep), 0)
-            low, high = self._wanted(copy, keep)
-            if self._clear_dram(high - low - (copy.high - copy.low), copy):
-                written = tokens - there
-            else:
-                low, high = copy.low, copy.high
-        if low > keep:
-            low = high = keep  # HBM no longer reaches what DRAM has
-        self.counters.written_back += written
-        self.counters.dropped += copy.stored_tokens - keep - max(high - max(low, keep), 0)
-        self.free += tokens
-        self._set(copy, hbm=keep, low=low, high=high)
-        self._forget_empty(copy)
+    # --- output ---
 
-    @staticmethod
-    def _wanted(copy: Copy, keep: int) -> tuple[int, int]:
-        """The DRAM interval after [keep, hbm) has gone down."""
-        if copy.high <= copy.low or copy.high < keep:
-            return keep, copy.hbm
-        return min(copy.low, keep), max(copy.high, copy.hbm)
+    def start_decoding(self, request: EngineRequest, step: int) -> None:
+        """The request produces a token a step from `step` on."""
+        self._growth.add(request.context_tokens, step)
 
-    # DRAM ----------------------------------------------------------------------------------
+    def stop_decoding(self, request: EngineRequest, step: int) -> None:
+        """The request, with its `context_tokens` by `step`, has all the pages that it needs."""
+        assert request.lease is not None
+        self._growth.remove(request.context_tokens, step)
+        num_pages = self._num_pages(request.context_tokens) - request.lease.num_pages
+        self._buffer.give_to(request.lease, num_pages)
+        self._committed -= num_pages
+        if not self._growth.num_requests and self._buffer.want is None:
+            self.manager.shrink(self._buffer, self._spare)
 
-    def back_up(self, copy: Copy) -> int:
-        """Copy what DRAM lacks of the HBM prefix down; returns its tokens, 0 without room."""
-        low, high = (copy.low, copy.high) if copy.high > copy.low else (0, 0)
-        new = max(copy.hbm, high) - (high - low)
-        if new <= 0 or not self.mode.offload or not self._clear_dram(new, copy):
-            return 0
-        if copy.high <= copy.low or copy.low > 0:
-            low = 0
-        self._set(copy, low=low, high=max(high, copy.hbm))
-        self.counters.backed_up += new
-        return new
+    def next_step(self, step: int, on_room: Callable[[], None]) -> bool | None:
+        """Room for a token of each decoding request: True now, False later, None never.
 
-    def _clear_dram(self, tokens: int, spared: Copy) -> bool:
-        """Free DRAM for `tokens`, never from `spared`; False with nothing changed otherwise.
-
-        Order (design: residency): INACTIVE, then duplicates of what HBM has, then BUSY sole
-        copies, then IDLE ones. Without labels all are BUSY: write-back reclaims duplicates first,
-        write-through never does.
+        A page each is asked for where less is missing: the next steps will need the rest.
         """
-        was_reading = spared.reading
-        self._set(spared, reading=True)
-        doubles = 0 if self.mode.write_through else self._double.tokens
-        heads = sum(head.dram_tokens for head in self._idle_dram_heads.values())
-        enough = self.dram_free + heads + doubles + self._sole.tokens >= tokens
-        if enough:
-            self._trim_heads(tokens)
-            self._trim_sole(Label.INACTIVE, tokens)
-            if doubles:
-                self._trim_doubles(tokens)
-            self._trim_sole(Label.BUSY, tokens)
-            self._trim_sole(Label.IDLE, tokens)
-            assert self.dram_free >= tokens, f"{self.dram_free} of DRAM free, {tokens} promised"
-        self._set(spared, reading=was_reading)
-        return enough
+        missing = self._growth.pages(step, 1) - self._spare
+        if missing <= 0:
+            return True
+        if self._buffer.want is not None:
+            return False
+        soon = self._growth.pages(step, self.page_size) - self._spare
+        count = max(missing, min(soon, self.manager.room.available))
+        return self.manager.extend(self._buffer, count, on_room)
 
-    def _trim_heads(self, tokens: int) -> None:
-        while self.dram_free < tokens and self._idle_dram_heads:
-            _, head = self._idle_dram_heads.popitem(last=False)
-            self.dram_free += head.dram_tokens
-            head.dram_tokens = 0
+    def steps_with_room(self, step: int, most: int) -> int:
+        """How many steps, up to `most`, have room now; what needs no copy down makes way."""
+        missing = self._growth.pages(step, most) - self._spare
+        free = 0
+        if missing > 0 and self._buffer.want is None:
+            free = self.manager.room.clear(min(missing, RESERVE_TOKENS // self.page_size + 1))
+        return self._growth.steps_within(step, self._spare + free, most)
 
-    def _trim_sole(self, label: Label, tokens: int) -> None:
-        while self.dram_free < tokens:
-            copy = self._sole.first(label)
-            if copy is None:
-                return
-            cut = min(copy.sole, tokens - self.dram_free)
-            self.counters.dropped += cut
-            self._set(copy, high=copy.high - cut)
-            self._forget_empty(copy)
+    def begin_steps(self, step: int, num_steps: int) -> None:
+        """The pages of the next steps, which have room, are as good as used."""
+        num_pages = self._growth.pages(step, num_steps)
+        if num_pages > self._spare:
+            now = self.manager.extend(self._buffer, num_pages - self._spare, lambda: None)
+            assert now, "there was room a moment ago"
+        self._committed += num_pages
 
-    def _trim_doubles(self, tokens: int) -> None:
-        for label in _DRAM_ORDER:
-            while self.dram_free < tokens:
-                copy = self._double.first(label)
-                if copy is None:
-                    break
-                # What lies beyond HBM stays usable: [hbm, high).
-                self._set(copy, low=min(copy.hbm, copy.high))
+    def cut_steps(self, step: int, planned: int, num_steps: int) -> None:
+        """Of the steps begun at `step` only `num_steps` will be taken."""
+        self._committed -= self._growth.pages(step, planned) - self._growth.pages(step, num_steps)
 
-    # Owners --------------------------------------------------------------------------------
+    # --- programs ---
 
-    def relabel(self, copy: Copy, label: Label) -> None:
-        """Change the copy's eviction class in both tiers."""
-        for shelf in (self._hbm, self._sole, self._double):
-            shelf.move(copy, label)
-        copy.label = label
+    def demote(self, program: str, done: Callable[[int], None]) -> bool:
+        """Copy the program's KV down; `done(tokens)` once it is there. False: refused."""
+        move = self.manager.demote(program)
+        if isinstance(move, Move):
+            tokens = move.num_pages * self.page_size
+            move.on_end.append(lambda well: done(tokens))
+            return True
+        return move
+
+    def relabel(self, program: str, label: Label) -> None:
+        """Change the eviction class of the program's pages."""
+        self.manager.relabel(program, label)
 
     def drop(self, program: str) -> None:
-        """Free the program's KV in both tiers; a locked copy is freed when it is released."""
-        copy = self.copies.get(program)
-        if copy is None:
-            return
-        if copy.locked:
-            copy.doomed = True
-        else:
-            self._free(copy)
-
-    def _free(self, copy: Copy) -> None:
-        copy.doomed = False
-        self.free += copy.hbm
-        self._set(copy, hbm=0, low=0, high=0)
-        self._forget_empty(copy)
-
-    def _cut(self, copy: Copy, private_tokens: int) -> None:
-        """Split off what lies beyond the reused prefix."""
-        hbm, low, high = copy.hbm, copy.low, copy.high
-        if max(hbm, high) <= private_tokens:
-            return
-        label = Label.INACTIVE if self.mode.labels else copy.label
-        dead = Copy(None, copy.head, self._next(), copy.used, label)
-        at = private_tokens
-        self._set(copy, hbm=min(hbm, at), low=min(low, at), high=min(high, at))
-        self._ownerless.add(dead)
-        self._set(dead, hbm=max(hbm - at, 0), low=max(low - at, 0), high=max(high - at, 0))
-        self._forget_empty(dead)
-
-    def _forget_empty(self, copy: Copy) -> None:
-        if copy.hbm or copy.high > copy.low or copy.locked:
-            return
-        if copy.program is None:
-            self._ownerless.discard(copy)
-        elif self.copies.get(copy.program) is copy:
-            del self.copies[copy.program]
-
-    def _set(
-        self,
-        copy: Copy,
-        *,
-        hbm: int | None = None,
-        low: int | None = None,
-        high: int | None = None,
-        locked: bool | None = None,
-        reading: bool | None = None,
-    ) -> None:
-        """Change a copy and every sum and order that depends on it."""
-        had_dram = copy.high > copy.low
-        before = copy.high - copy.low
-        copy.hbm = copy.hbm if hbm is None else hbm
-        copy.low = copy.low if low is None else low
-        copy.high = copy.high if high is None else high
-        copy.locked = copy.locked if locked is None else locked
-        copy.reading = copy.reading if reading is None else reading
-        self.dram_free -= (copy.high - copy.low) - before
-        evictable = 0 if copy.locked else copy.hbm
-        sole = 0 if copy.reading else max(copy.high - max(copy.low, copy.hbm), 0)
-        double = 0 if copy.reading else copy.high - copy.low - sole
-        self._hbm.put(copy, copy.evictable, evictable)
-        self._sole.put(copy, copy.sole, sole)
-        self._double.put(copy, copy.double, double)
-        copy.evictable, copy.sole, copy.double = evictable, sole, double
-        head, has_dram = copy.head, copy.high > copy.low
-        if head is not None and has_dram != had_dram:
-            head.num_dram_children += 1 if has_dram else -1
-            self._shelve_head(head)
+        """The program's KV is nobody's any more, in both tiers."""
+        self.manager.release(program)
 
     def check_integrity(self) -> None:
-        """Sums over all copies equal the running counters, and both pools add up."""
-        copies = [*self.copies.values(), *self._ownerless]
-        heads = self._heads.values()
-        held = sum(c.hbm for c in copies) + sum(h.hbm_tokens for h in heads)
-        assert self.free + held + self.growing == self.capacity, (
-            f"HBM: {self.free} free + {held} held + {self.growing} growing != {self.capacity}"
-        )
-        dram = sum(c.high - c.low for c in copies) + sum(h.dram_tokens for h in heads)
-        assert self.dram_free + dram == self.dram_capacity, (
-            f"DRAM: {self.dram_free} free + {dram} held != {self.dram_capacity}"
-        )
-        assert self._hbm.tokens == sum(c.hbm for c in copies if not c.locked), "evictable sum"
-        assert min(self.free, self.dram_free, self.growing) >= 0, "a pool is overdrawn"
+        """Every page is somebody's, and every sum is right."""
+        check_integrity(self.manager)
+        assert 0 <= self._committed <= self._buffer.own.size, "output without pages"
+
+    @property
+    def _spare(self) -> int:
+        return self._buffer.own.size - self._committed
+
+    def _num_pages(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)

@@ -11,18 +11,20 @@ from kvtier.ids import Direction, Label
 from kvtier.scheduling import build, policy
 from kvtier.scheduling import commands as cmd
 from kvtier.scheduling import events as ev
-from kvtier.sim.cache import TierCache
-from kvtier.sim.copies import CacheMode
+from kvtier.sim.cache import LinkMover, WorkerCache
 from kvtier.sim.cost import StepCost
 from kvtier.sim.engine import Engine
 from kvtier.sim.heap import EventHeap
-from kvtier.sim.link import Link, LinkSpec
+from kvtier.sim.link import Link
+from kvtier.sim.prompts import Prompts
 from kvtier.sim.record import Recorder
 from kvtier.sim.request import EngineRequest
 from kvtier.sim.settings import SimSettings
 from kvtier.sim.workload import Instance, Mode, Plan, instances
+from kvtier.tiering.room import TierMode
+from kvtier.transfer.link import LinkSpec
 
-_UNBOUNDED_TOKENS = 10**12
+_UNBOUNDED_PAGES = 10**9
 _STALL_S = 4 * 3600.0
 # At one instant clients and engines act first, then reports, then the tick that sees them all.
 _REPORTS, _TICK = 1, 2
@@ -59,6 +61,7 @@ class Simulation:
             settings.policy, settings.admission, settings.scheduler, settings.concur
         )
         self.engines: dict[str, Engine] = {}
+        self._prompts = Prompts(settings.page_size)
         self.recorder = Recorder()
         self._on_progress = on_progress
         self._plans = plans
@@ -91,8 +94,8 @@ class Simulation:
             page_size=settings.page_size,
         )
         dram = int(hbm * settings.dram_ratio) if spec.offload else 0
-        hbm = _UNBOUNDED_TOKENS if spec.unbounded else hbm
-        mode = CacheMode(spec.offload, spec.write_through, spec.labels)
+        hbm = _UNBOUNDED_PAGES * settings.page_size if spec.unbounded else hbm
+        mode = TierMode(spec.offload, spec.write_through, spec.labels)
         link = Link(
             self.heap,
             LinkSpec(
@@ -100,15 +103,14 @@ class Simulation:
                 layout.fragment_bytes(),
                 float(settings.gpu.link_bytes_per_s),
                 float(settings.gpu.link_duplex_bytes_per_s),
-                settings.tp,
             ),
+            settings.tp,
         )
         cost = StepCost(settings.model, settings.gpu, settings.tp, settings.efficiency)
-        cache = TierCache(hbm, dram, mode, settings.page_size)
-        engine = Engine(
-            self.heap, cache, link, cost, settings.engine, layout.bytes_per_token_all_ranks
-        )
-        return engine, hbm, dram
+        mover = LinkMover(link, layout.bytes_per_token_all_ranks * settings.page_size)
+        cache = WorkerCache(hbm, dram, mode, settings.page_size, mover, self._prompts)
+        engine = Engine(self.heap, cache, cost, settings.engine)
+        return engine, cache.capacity, cache.dram_capacity
 
     def _start(self) -> None:
         for index in range(self.settings.num_workers):
@@ -216,6 +218,7 @@ class Simulation:
     def _end(self, running: _Running, now_s: float) -> None:
         program = running.instance.program
         del self._alive[program]
+        self._prompts.forget(program)
         self._num_open -= 1
         self.recorder.programs_ended += 1
         self.recorder.compactions += running.instance.plan.num_compactions
@@ -278,7 +281,7 @@ class Simulation:
         if command.label is Label.INACTIVE:
             self.recorder.moves["drop"] += 1
         self._note_epoch(command.program, command.epoch)
-        self.engines[command.worker].relabel(command.program, command.label)
+        self.engines[command.worker].cache.relabel(command.program, command.label)
 
     # Periods -------------------------------------------------------------------------------
 
@@ -303,9 +306,9 @@ class Simulation:
             state = self.scheduler.programs.get(name)
             if state is None or state.worker is None or running.request is not None:
                 continue
-            copy = self.engines[state.worker].cache.copies.get(name)
-            hbm = copy.hbm if copy is not None else 0
-            kept = copy.kept_tokens if copy is not None else 0
+            head = running.instance.plan.head_tokens
+            in_hbm, kept = self.engines[state.worker].cache.kept(name)
+            hbm, kept = max(in_hbm - head, 0), max(kept - head, 0)
             if kept != running.kept_reported:
                 running.kept_reported = kept
                 self._tell(ev.Residency(name, running.epoch, hbm, kept - hbm))

@@ -12,11 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from kvtier.ids import Direction, Label
-from kvtier.sim.cache import TierCache
+from kvtier.sim.cache import WorkerCache
 from kvtier.sim.cost import StepCost
 from kvtier.sim.heap import EventHeap
-from kvtier.sim.link import Link
 from kvtier.sim.request import EngineCounters, EngineRequest, EngineSettings
 
 
@@ -34,18 +32,14 @@ class Engine:
     def __init__(
         self,
         heap: EventHeap,
-        cache: TierCache,
-        link: Link,
+        cache: WorkerCache,
         cost: StepCost,
         settings: EngineSettings,
-        bytes_per_token: int,
     ) -> None:
         self._heap = heap
         self.cache = cache
-        self.link = link
         self._cost = cost
         self._settings = settings
-        self._bytes_per_token = bytes_per_token
         self.counters = EngineCounters()
         self.waiting: deque[EngineRequest] = deque()
         self._prefill: deque[EngineRequest] = deque()
@@ -67,18 +61,19 @@ class Engine:
 
     def submit(self, request: EngineRequest) -> None:
         """Queue a request."""
+        request.prompt = self.cache.prompts.next_prompt(
+            request.program,
+            request.context_tokens,
+            request.reused_tokens,
+            request.group,
+            request.head_tokens,
+        )
         self.waiting.append(request)
         self._poke(self._heap.now_s)
 
     def demote(self, program: str, done: Callable[[float, int], None]) -> bool:
-        """Copy the program's KV down; `done(now_s, tokens)` when it is there. False: no room."""
-        copy = self.cache.copies.get(program)
-        if copy is None or copy.locked:
-            return False
-        tokens = self.cache.back_up(copy)
-        if tokens:
-            self._copy(Direction.D2H, tokens, lambda now_s: done(now_s, tokens))
-        return copy.low == 0 and copy.high >= copy.hbm
+        """Copy the program's KV down; `done(now_s, tokens)` when it is there. False: refused."""
+        return self.cache.demote(program, lambda tokens: done(self._heap.now_s, tokens))
 
     def produced_since_report(self) -> list[tuple[EngineRequest, int]]:
         """Decoding requests with the tokens they produced since the last call."""
@@ -107,7 +102,7 @@ class Engine:
             return
         steps = min(self._steps_by(phase, now_s, included=False) + 1, phase.num_steps)
         if steps < phase.num_steps:
-            self.cache.shrink((phase.num_steps - steps) * len(self._decoding))
+            self.cache.cut_steps(self._step, phase.num_steps, steps)
             phase.pieces = [(r, tokens // phase.num_steps * steps) for r, tokens in phase.pieces]
             phase.num_steps = steps
             phase.step_s = self._mean_step_s(phase.pieces, steps)
@@ -139,14 +134,13 @@ class Engine:
             self._drop_stale_finishes()
             left = self._finishes[0][0] - self._step
             num_steps = min(num_steps, left) if pieces else left
-            num_steps = min(num_steps, self.cache.room // len(self._decoding))
+            num_steps = self.cache.steps_with_room(self._step, num_steps)
         if not self._decoding and not pieces:
             return
         if pieces and len(pieces) == 1:
             head = pieces[0][0]
             pieces = [(head, min(pieces[0][1], num_steps * self._settings.chunk_tokens))]
-        written = self.cache.grow(num_steps * len(self._decoding))
-        self._write_back(written)
+        self.cache.begin_steps(self._step, num_steps)
         step_s = self._mean_step_s(pieces, num_steps)
         self._phase = _Phase(now_s, step_s, num_steps, pieces)
         self._schedule_end(self._phase)
@@ -185,11 +179,14 @@ class Engine:
         return starts / total if total else 0.0
 
     def _clear_growth(self) -> bool:
-        """Retract requests until a step of decoding has room; False: wait for a running load.
+        """Retract requests until a step of decoding has room; False: wait for running copies.
 
         The latest admitted goes first, so that the oldest always gets on.
         """
-        while self.cache.room < len(self._decoding):
+        while self._decoding:
+            there = self.cache.next_step(self._step, self._poke_soon)
+            if there is not None:
+                return there
             candidates = [*self._decoding.values(), *self._prefill]
             if len(candidates) > 1:
                 self._retract(max(candidates, key=lambda r: r.order))
@@ -223,6 +220,7 @@ class Engine:
 
     def _first_token(self, request: EngineRequest, now_s: float) -> list[EngineRequest]:
         """The prefill's last step yields a token; the request decodes on unless it was the last."""
+        self.cache.publish(request)
         if request.produced == 0:
             request.produced = 1
             self.counters.output += 1
@@ -232,6 +230,7 @@ class Engine:
             return [request]
         request.joined_step = self._step
         self._decoding[request.request] = request
+        self.cache.start_decoding(request, self._step)
         self._decode_tokens += request.context_tokens
         heappush(self._finishes, (self._step + left, request.order, request))
         return []
@@ -258,21 +257,17 @@ class Engine:
         del self._decoding[request.request]
         decoded = self._step - request.joined_step
         request.produced += decoded
-        request.grown += decoded
         request.context_tokens += decoded
         self._decode_tokens -= request.context_tokens
+        self.cache.stop_decoding(request, self._step)
 
     def _finish(self, request: EngineRequest, now_s: float) -> None:
-        assert request.copy is not None
         self.counters.finished_requests += 1
-        self.cache.release(request.copy, request.head_tokens, request.grown)
-        if self.cache.mode.write_through:
-            tokens = self.cache.back_up(request.copy)
-            if tokens:
-                self._copy(Direction.D2H, tokens, lambda _: None)
+        self.cache.publish(request)
+        self.cache.close(request)
         request.on_finish(now_s)
 
-    # Admission, retraction, copies ---------------------------------------------------------
+    # Admission, retraction -----------------------------------------------------------------
 
     def _admit(self) -> None:
         settings = self._settings
@@ -286,81 +281,58 @@ class Engine:
             self.waiting.popleft()
 
     def _admit_one(self, request: EngineRequest) -> bool:
-        cache = self.cache
-        copy = cache.copy_of(request.program, request.group)
-        head_tokens = min(request.head_tokens, request.reused_tokens)
-        reused = max(request.reused_tokens - request.head_tokens, 0)
-        hit = cache.match(copy, request.head_tokens, min(reused, request.private_tokens))
-        need = cache.missing(copy, request.head_tokens, request.private_tokens)
-        reserve = self._settings.reserve_tokens * (self.num_running + 1)
+        """Prefill starts when the request's room is there and its prefix is loaded."""
         idle = self.num_running == 0
-        if need + (0 if idle else reserve) > cache.room:
-            cache.unmatch(copy, request.head_tokens)
-            assert not idle or need <= cache.capacity, f"{request.request} can never fit"
+        reserve = 0 if idle else self._settings.reserve_tokens * (self.num_running + 1)
+        ready = self.cache.open(request, reserve, lambda: self._arrived(request))
+        if ready is None:
+            assert not idle, f"{request.request} can never fit"
             return False
-        written = cache.take(need)
-        assert written is not None
-        request.copy = copy
-        request.grown = 0
         self._order += 1
         request.order = self._order
-        cache.fill(copy, hit, request.head_tokens, request.private_tokens)
-        found = min(hit.hbm_tokens + hit.dram_tokens, request.context_tokens - 1)
-        self.counters.prompt += request.context_tokens
-        self.counters.hbm_hit += min(hit.hbm_tokens, found)
-        self.counters.dram_hit += found - min(hit.hbm_tokens, found)
-        self.counters.recomputed += max(head_tokens + reused - found, 0)
-        request.prefill_left = request.context_tokens - found
-        self._pending_prefill += request.prefill_left
-        self._await_copies(request, written, hit.dram_tokens)
+        self._count_hits(request)
+        if ready:
+            self._prefill.append(request)
+        else:
+            self._num_loading += 1
         return True
 
-    def _await_copies(self, request: EngineRequest, written: int, load: int) -> None:
-        """Prefill starts when its room is written back and its prefix is loaded."""
-        assert request.copy is not None
-        copy = request.copy
-        request.num_waits = (written > 0) + (load > 0)
-        if not request.num_waits:
-            self.cache.loaded(copy)
-            self._prefill.append(request)
-            return
-        self._num_loading += 1
+    def _count_hits(self, request: EngineRequest) -> None:
+        lease = request.lease
+        assert lease is not None
+        size = self.cache.page_size
+        in_hbm = lease.hbm_pages * size
+        found = min(in_hbm + lease.dram_pages * size, request.context_tokens - 1)
+        self.counters.prompt += request.context_tokens
+        self.counters.hbm_hit += min(in_hbm, found)
+        self.counters.dram_hit += found - min(in_hbm, found)
+        self.counters.recomputed += max(request.reused_tokens - found, 0)
+        request.prefill_left = request.context_tokens - found
+        self._pending_prefill += request.prefill_left
 
-        def arrived(now_s: float) -> None:
-            request.num_waits -= 1
-            if request.num_waits:
-                return
-            self._num_loading -= 1
-            self.cache.loaded(copy)
-            self._prefill.append(request)
-            self._poke(now_s)
+    def _arrived(self, request: EngineRequest) -> None:
+        self._num_loading -= 1
+        self._prefill.append(request)
+        self._poke_soon()
 
-        if written:
-            self._copy(Direction.D2H, written, arrived)
-        if load:
-            self._copy(Direction.H2D, load, arrived)
-
-    def _copy(self, direction: Direction, tokens: int, done: Callable[[float], None]) -> None:
-        self.link.submit(direction, tokens * self._bytes_per_token, done)
-
-    def _write_back(self, tokens: int) -> None:
-        if tokens:
-            self._copy(Direction.D2H, tokens, lambda _: None)
+    def _poke_soon(self) -> None:
+        """Room or a prefix has come, in the middle of the tier manager's own work."""
+        self._heap.at(self._heap.now_s, self._poke)
 
     def _retract(self, request: EngineRequest) -> None:
         """Decode ran out of room: the request goes back to the queue's head."""
-        assert request.copy is not None
         self.counters.retractions += 1
         if request.request in self._decoding:
             self._stop_decoding(request)
             request.reused_tokens = request.context_tokens
+            self.cache.publish(request)
+            request.prompt = self.cache.prompts.with_output(request.program, request.context_tokens)
         else:
             self._prefill.remove(request)
             self._pending_prefill -= request.prefill_left
             self.counters.prompt -= request.prefill_left
-            computed = max(request.private_tokens - request.prefill_left, 0)
-            self.cache.forget_tail(request.copy, computed)
-        self.cache.release(request.copy, request.head_tokens, request.grown)
+            self.cache.publish_part(request, request.context_tokens - request.prefill_left)
+        self.cache.close(request)
         self.waiting.appendleft(request)
 
     def _truncate(self) -> None:
@@ -374,12 +346,6 @@ class Engine:
             self._poke(now_s)
 
         self._heap.at(self._heap.now_s, end)
-
-    def relabel(self, program: str, label: Label) -> None:
-        """Change the program's eviction class."""
-        copy = self.cache.copies.get(program)
-        if copy is not None:
-            self.cache.relabel(copy, label)
 
     def check_integrity(self) -> None:
         """The cache's laws, and this engine's own sums."""

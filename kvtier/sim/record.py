@@ -114,12 +114,13 @@ class Recorder:
         for name in alive:
             state = scheduler.programs.get(name)
             worker = state.worker if state is not None else None
-            copy = engines[worker].cache.copies.get(name) if worker is not None else None
-            if state is None or copy is None:
+            if state is None or worker is None:
                 places["nowhere"] += 1
-            elif 2 * copy.hbm >= state.private_tokens:
+                continue
+            in_hbm, kept = engines[worker].cache.kept(name)
+            if 2 * (in_hbm - state.head_tokens) >= state.private_tokens:
                 places["hbm"] += 1
-            elif 2 * copy.kept_tokens >= state.private_tokens:
+            elif 2 * (kept - state.head_tokens) >= state.private_tokens:
                 places["dram"] += 1
             else:
                 places["nowhere"] += 1

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from kvtier.sim.copies import Copy
+import numpy as np
+
+from kvtier.tiering.lease import Lease
+from kvtier.tree.keys import Tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -23,19 +26,14 @@ class EngineRequest:
     on_first_token: Callable[[float], None] = lambda now_s: None
     on_finish: Callable[[float], None] = lambda now_s: None
     produced: int = 0
-    grown: int = 0
-    """Tokens decoded since the last admission."""
     reported: int = 0
     """Produced tokens that the scheduler has been told of."""
     prefill_left: int = 0
     joined_step: int = 0
     order: int = 0
-    num_waits: int = 0
-    copy: Copy | None = None
-
-    @property
-    def private_tokens(self) -> int:
-        return self.context_tokens - self.head_tokens
+    prompt: Tokens = field(default_factory=lambda: np.empty(0, np.int32))
+    """Its whole pages, see Prompts; set when the engine gets it."""
+    lease: Lease | None = None
 
 
 @dataclass(frozen=True, slots=True)

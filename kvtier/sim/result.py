@@ -82,8 +82,8 @@ def _engine_figures(simulation: Simulation) -> dict[str, Any]:
         "output_tokens": sums.output,
         "prefilled_tokens": sums.prefilled,
         "recomputed_tokens": sums.recomputed,
-        "d2h_bytes": sum(e.link.moved_bytes[Direction.D2H] for e in engines),
-        "h2d_bytes": sum(e.link.moved_bytes[Direction.H2D] for e in engines),
+        "d2h_bytes": sum(e.cache.link.moved_bytes[Direction.D2H] for e in engines),
+        "h2d_bytes": sum(e.cache.link.moved_bytes[Direction.H2D] for e in engines),
         "gpu_busy_share": sums.busy_s / (seconds * simulation.settings.num_workers),
         "held_s_per_step": recorder.held_s / max(recorder.steps, 1),
     }

@@ -8,9 +8,9 @@ from kvtier.hardware import GpuSpec
 from kvtier.layout import ModelSpec
 from kvtier.scheduling import ConcurSettings, SchedulerSettings
 from kvtier.sim.cost import Efficiency
-from kvtier.sim.link import CopyPath
 from kvtier.sim.request import EngineSettings
 from kvtier.sim.workload import Gaps, Mode
+from kvtier.transfer.link import CopyPath
 
 
 @dataclass(frozen=True, slots=True)

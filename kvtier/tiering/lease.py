@@ -57,6 +57,14 @@ class Lease:
         self.own = np.concatenate([self.own, *self.want.pages])
         self.want = None
 
+    def give_to(self, other: Lease, num_pages: int) -> None:
+        """Hand over the first of its own pages, as the last of the other's."""
+        assert num_pages <= self.own.size, f"{num_pages} pages of {self.own.size}"
+        other.own = np.concatenate([other.own, self.own[:num_pages]])
+        self.own = self.own[num_pages:].copy()
+        other.num_pages += num_pages
+        self.num_pages -= num_pages
+
     @property
     def pages(self) -> Pages:
         """int32[cached + own] page ids in the prompt's order; read it anew after `publish`."""

@@ -109,7 +109,7 @@ class TierManager:
         self._check_open(lease)
         if lease.want is not None:
             raise TieringError("this lease is growing already; wait for it")
-        want = self.room.ask(num_pages)
+        want = self.room.ask(num_pages, first=True)
         if want is None:
             return None
         lease.want = want
@@ -124,6 +124,13 @@ class TierManager:
 
         want.on_room = arrived
         return False
+
+    def shrink(self, lease: Lease, num_pages: int) -> None:
+        """Give back the last of a READY lease's own pages."""
+        self._check_open(lease)
+        self._surplus(lease, num_pages)
+        lease.num_pages -= num_pages
+        self.room.pump()
 
     def publish(self, lease: Lease, tokens: Ints) -> None:
         """The KV of `tokens`, the prompt and what followed, is computed: others may use it.
@@ -246,12 +253,14 @@ class TierManager:
         known = self.tree.programs.find(program)
         best = Kept(0, 0)
         for anchor in () if known is None else (*known.anchors(), *known.finished):
-            in_hbm = pages = 0
-            for node in path_to(anchor.node):
-                if in_hbm == pages and node.states[Tier.HBM] in _READABLE:
-                    in_hbm += self.tree.num_pages(node)
-                pages += self.tree.num_pages(node)
-            best = max(best, Kept(in_hbm, pages), key=lambda kept: kept.pages)
+            node = anchor.node
+            end = hbm_end = 0 if node is None else node.end
+            while node is not None and node.parent is not None:
+                if node.states[Tier.HBM] not in _READABLE:
+                    hbm_end = node.start
+                node = node.parent
+            size = self.tree.page_size
+            best = max(best, Kept(hbm_end // size, end // size), key=lambda kept: kept.pages)
         return best
 
     # --- moves ---

@@ -67,6 +67,7 @@ class Room:
         self._reserve_pages = reserve_pages
         self._wants: deque[Want] = deque()
         self._coming = 0
+        self._granted = 0  # since the reserve was looked at
         self._pumping = False
         self.promised = 0
 
@@ -81,13 +82,19 @@ class Room:
         """Promises that are not kept yet, in order."""
         return list(self._wants)
 
-    def ask(self, num_pages: int) -> Want | None:
-        """Promise pages, or None where they cannot be had. They may all be there at once."""
+    def ask(self, num_pages: int, *, first: bool = False) -> Want | None:
+        """Promise pages, or None where they cannot be had. They may all be there at once.
+
+        `first` of all that wait: for requests that run already.
+        """
         if num_pages > self.available:
             return None
         want = Want(num_pages)
         self.promised += num_pages
-        self._wants.append(want)
+        if first:
+            self._wants.appendleft(want)
+        else:
+            self._wants.append(want)
         self.pump()
         return want
 
@@ -162,6 +169,7 @@ class Room:
             want.pages.append(pages)
             want.missing -= pages.size
             self.promised -= pages.size
+            self._granted += pages.size
 
     def _make_room(self, num_pages: int) -> None:
         """Free pages of HBM, or begin to: in the tree's order, copying what is worth it.
@@ -191,8 +199,10 @@ class Room:
     def _keep_reserve(self) -> None:
         """Copy down what leaves next, so that the next request need not wait for it."""
         free = self._pools[Tier.HBM].num_free + self._coming
-        if 2 * free >= self._reserve_pages:
+        half = self._reserve_pages / 2
+        if free >= half or self._granted < half:  # looking has its price: once per half a reserve
             return
+        self._granted = 0
         nodes = self._tree.first_to_leave(self._reserve_pages)
         dirty = [node for node in nodes if self._worth_a_copy(node)]
         if dirty and sum(map(self._tree.num_pages, dirty)) <= self._dram_room:

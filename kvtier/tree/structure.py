@@ -11,7 +11,6 @@ from kvtier.tree.keys import Namespace, Pages, Tokens, child_key
 from kvtier.tree.node import Node, Root, State, Tier
 from kvtier.tree.order import Queue, Rules
 
-
 _TIERS = tuple(Tier)  # an enum is slow to iterate over
 
 

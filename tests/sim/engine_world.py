@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvtier.sim.cache import TierCache
-from kvtier.sim.copies import CacheMode
+from kvtier.sim.cache import LinkMover, WorkerCache
 from kvtier.sim.cost import StepCost
 from kvtier.sim.engine import Engine
 from kvtier.sim.heap import EventHeap
-from kvtier.sim.link import CopyPath, Link, LinkSpec
+from kvtier.sim.link import Link
+from kvtier.sim.prompts import Prompts
 from kvtier.sim.request import EngineRequest, EngineSettings
+from kvtier.tiering.room import TierMode
+from kvtier.transfer.link import CopyPath, LinkSpec
 
-from .cache_world import NO_OFFLOAD, Group
+Group = tuple[str, int]
+"""Name of a group, and tokens of its head that a prompt has."""
+
+NO_OFFLOAD = TierMode(offload=False, write_through=False, labels=False)
+WRITE_THROUGH = TierMode(offload=True, write_through=True, labels=False)
+WRITE_BACK = TierMode(offload=True, write_through=False, labels=False)
+LABELS = TierMode(offload=True, write_through=False, labels=True)
+MODES = {
+    "none": NO_OFFLOAD,
+    "write-through": WRITE_THROUGH,
+    "write-back": WRITE_BACK,
+    "labels": LABELS,
+}
 
 KV_BYTES = 1000
 
@@ -36,7 +50,7 @@ class EngineWorld:
 
     hbm: int = 10_000
     dram: int = 0
-    mode: CacheMode = NO_OFFLOAD
+    mode: TierMode = NO_OFFLOAD
     page: int = 1
     cost: StepCost = field(default_factory=LinearCost)
     settings: EngineSettings = field(
@@ -51,10 +65,12 @@ class EngineWorld:
 
     def __post_init__(self) -> None:
         self.heap = EventHeap()
-        self.cache = TierCache(self.hbm, self.dram, self.mode, self.page)
         one_way = self.link_bytes_per_s
         self.link = Link(self.heap, LinkSpec(CopyPath.STAGED, 1000, one_way, 1.6 * one_way))
-        self.engine = Engine(self.heap, self.cache, self.link, self.cost, self.settings, KV_BYTES)
+        mover = LinkMover(self.link, KV_BYTES * self.page)
+        prompts = Prompts(self.page)
+        self.cache = WorkerCache(self.hbm, self.dram, self.mode, self.page, mover, prompts)
+        self.engine = Engine(self.heap, self.cache, self.cost, self.settings)
 
     def ask_at(
         self,
@@ -94,7 +110,7 @@ class EngineWorld:
         if until_s == float("inf"):
             assert set(self.ended) == set(self.requests), "a request waits for ever"
             assert self.engine.num_running == 0
-            assert self.cache.growing == 0
+            assert self.cache.locked == 0
 
     def ttft_s(self, name: str) -> float:
         return self.first[name] - self.asked[name]

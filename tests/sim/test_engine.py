@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from kvtier.sim.request import EngineSettings
 
-from .cache_world import MODES, WRITE_BACK
-from .engine_world import EngineWorld, LinearCost
+from .engine_world import MODES, WRITE_BACK, EngineWorld, LinearCost
 
 
 def test_a_lone_request_takes_its_prefill_steps_and_one_step_per_further_token() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from kvtier.ids import Direction, Label
 from kvtier.sim.request import EngineSettings
+from kvtier.tree.node import Tier
 
-from .cache_world import LABELS
-from .engine_world import EngineWorld, LinearCost
+from .engine_world import LABELS, EngineWorld, LinearCost
 
 
 def test_when_decode_runs_out_of_room_the_latest_goes_back_and_still_ends_in_full() -> None:
@@ -41,7 +42,7 @@ def test_growth_evicts_what_is_cached_before_anybody_is_retracted() -> None:
     world.ask_at(1.0, "run", context=80, output=110)
     world.run()
     assert world.engine.counters.retractions == 0
-    assert world.cache.copies["cached"].hbm == 200 - (80 + 109)
+    assert world.cache.kept("cached") == (200 - (80 + 109),) * 2
 
 
 def test_a_lone_request_that_fills_hbm_ends_short_and_is_counted() -> None:
@@ -77,6 +78,7 @@ def test_a_demotion_reports_when_its_bytes_have_arrived() -> None:
     world.ask_at(0.0, "r", context=500, output=1, program="p")
     world.run()
     at_s, told = world.heap.now_s, []
+    world.cache.relabel("p", Label.IDLE)
     assert world.engine.demote("p", lambda now_s, tokens: told.append((now_s, tokens)))
     assert told == []
     world.run()
@@ -87,10 +89,10 @@ def test_a_demotion_without_room_in_dram_is_refused() -> None:
     world = EngineWorld(hbm=1000, dram=300, mode=LABELS)
     world.ask_at(0.0, "r", context=500, output=1, program="p")
     world.run()
+    world.cache.relabel("p", Label.IDLE)
     assert not world.engine.demote("p", lambda now_s, tokens: pytest.fail("nothing moved"))
     world.run()
-    copy = world.cache.copies["p"]
-    assert (copy.low, copy.high) == (0, 0)
+    assert world.cache.manager.pools[Tier.DRAM].num_taken == 0
 
 
 def test_a_demotion_of_a_running_program_or_of_an_unknown_one_is_refused() -> None:
@@ -102,19 +104,13 @@ def test_a_demotion_of_a_running_program_or_of_an_unknown_one_is_refused() -> No
     world.run()
 
 
-def test_a_tail_in_dram_alone_is_no_demoted_copy() -> None:
-    world = EngineWorld(hbm=100, dram=60, mode=LABELS)
-    world.ask_at(0.0, "r", context=60, output=1, program="p")
-    world.ask_at(1.0, "big", context=80, output=1)  # p keeps 20, and 40 go down
-    world.ask_at(2.0, "r2", context=60, output=1, program="p", reused=60)
+def test_a_busy_program_is_not_copied_down() -> None:
+    world = EngineWorld(hbm=1000, dram=1000, mode=LABELS)
+    world.ask_at(0.0, "r", context=500, output=1, program="p")
     world.run()
-    cache = world.cache
-    copy = cache.copies["p"]
-    assert copy.hbm == 60
-    cache._set(copy, low=40, high=60)  # as if DRAM had reclaimed most of its duplicates
-    pinned = cache.copy_of("pinned", None)
-    cache._set(pinned, low=0, high=cache.dram_free, reading=True, locked=True)
-    assert not world.engine.demote("p", lambda now_s, tokens: None)
+    assert world.engine.demote("p", lambda now_s, tokens: pytest.fail("nothing moved"))
+    world.run()
+    assert world.link.moved_bytes[Direction.D2H] == 0
 
 
 def test_tokens_are_reported_as_they_are_produced() -> None:

@@ -90,7 +90,7 @@ def random_jobs(
 
 
 def leap(jobs: list[Job], cost: StepCost, limits: EngineSettings) -> EngineWorld:
-    world = EngineWorld(hbm=10**9, cost=cost, settings=limits)
+    world = EngineWorld(hbm=10**9, page=16, cost=cost, settings=limits, check=False)
     for job in jobs:
         world.ask_at(job.arrives_s, job.name, job.context, job.output)
     world.run()

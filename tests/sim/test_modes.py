@@ -149,7 +149,7 @@ def test_an_interrupt_leaves_a_partial_record() -> None:
     assert not simulate(short_programs(), settings())["partial"]
 
 
-@pytest.mark.parametrize("method", ["match", "take", "fill", "release"])
+@pytest.mark.parametrize("method", ["open", "publish", "close", "begin_steps"])
 def test_an_interrupt_in_the_middle_of_a_step_leaves_a_partial_record(method: str) -> None:
     watched = Watched(short_programs(), settings())
     calls = 0

@@ -203,7 +203,7 @@ def test_each_rank_brings_a_link_of_its_own() -> None:
         simulation = Simulation(run, plans)
         engine, _, _ = simulation._build_engine()
         ends: list[float] = []
-        engine.link.submit(Direction.H2D, 2 * 10**11, ends.append)
+        engine.cache.link.submit(Direction.H2D, 2 * 10**11, ends.append)
         while simulation.heap.step(float("inf")):
             pass
         return ends[0]
