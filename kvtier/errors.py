@@ -77,7 +77,7 @@ class CopyError(KvtierError):
 
 
 class PoolError(KvtierError):
-    """Pages do not belong to the pool as the caller says; nothing was changed."""
+    """Pages, or the memory behind them, are not as the caller says; nothing was changed."""
 
 
 class TransferError(KvtierError):
