@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 from kvtier.errors import TieringError
 from kvtier.ids import Label
 from kvtier.memory.pages import PageAllocator, Pages
 from kvtier.tiering.counters import Counters
+from kvtier.tiering.kept import Kept, kept_of
 from kvtier.tiering.lease import NO_PAGES, Lease, LeaseState
 from kvtier.tiering.moves import Move, Mover, Why
 from kvtier.tiering.room import Room, TierMode
@@ -25,13 +25,6 @@ from kvtier.tree.tree import Ints, Match, RadixTree
 
 _DEFAULT = Namespace()
 _READABLE = (State.PRESENT, State.READING)
-
-
-class Kept(NamedTuple):
-    """How much of a program's last prompt can be read in HBM, and used again at all, in pages."""
-
-    hbm_pages: int
-    pages: int
 
 
 class TierManager:
@@ -251,17 +244,9 @@ class TierManager:
     def kept(self, program: str) -> Kept:
         """What is left of the program's last prompts; the longest counts."""
         known = self.tree.programs.find(program)
-        best = Kept(0, 0)
-        for anchor in () if known is None else (*known.anchors(), *known.finished):
-            node = anchor.node
-            end = hbm_end = 0 if node is None else node.end
-            while node is not None and node.parent is not None:
-                if node.states[Tier.HBM] not in _READABLE:
-                    hbm_end = node.start
-                node = node.parent
-            size = self.tree.page_size
-            best = max(best, Kept(hbm_end // size, end // size), key=lambda kept: kept.pages)
-        return best
+        ends = () if known is None else (*known.anchors(), *known.finished)
+        found = (kept_of(anchor.node, self.tree.page_size) for anchor in ends)
+        return max(found, key=lambda kept: kept.pages, default=Kept(0, 0))
 
     # --- moves ---
 
