@@ -10,7 +10,7 @@ from functools import partial
 
 from kvtier.errors import TieringError
 from kvtier.ids import Label
-from kvtier.memory.pages import PageAllocator, Pages
+from kvtier.memory.pages import PageAllocator
 from kvtier.tiering.counters import Counters
 from kvtier.tiering.kept import Kept, kept_of
 from kvtier.tiering.lease import NO_PAGES, Lease, LeaseState
@@ -200,14 +200,7 @@ class TierManager:
         if known is None or known.runs or known.holds_nothing or not self.mode.offload:
             return False
         nodes = [n for anchor in known.finished for n in path_to(anchor.node) if self._idle(n)]
-        nodes = list(dict.fromkeys(nodes))
-        if not nodes:
-            return True
-        target = self.room.dram(sum(map(self.tree.num_pages, nodes)))
-        if target is None:
-            return False
-        nodes, target = self._living(nodes, target)
-        return self.traffic.start(Tier.DRAM, nodes, target, Why.DEMOTE, on_end) if nodes else True
+        return self._copy_down(list(dict.fromkeys(nodes)), Why.DEMOTE, on_end)
 
     def promote(self, program: str, on_end: Callable[[bool], None] = lambda well: None) -> bool:
         """Bring up a program's last prompts before its request comes; False where HBM is full.
@@ -257,7 +250,7 @@ class TierManager:
         """
         unused = self.traffic.end(move, well=well)
         self.room.give(move.transfer.target, unused)
-        if move.why in (Why.ROOM, Why.RESERVE):
+        if move.why in (Why.ROOM, Why.RESERVE, Why.DEMOTE):
             self.room.written(move, well)
         for callback in move.on_end:
             callback(well)
@@ -376,22 +369,27 @@ class TierManager:
         alone = node.states[Tier.HBM] is State.PRESENT and node.states[Tier.DRAM] is State.ABSENT
         return alone and not (self.mode.labels and label_of(node) is Label.BUSY)
 
-    def _living(self, nodes: list[Node], target: Pages) -> tuple[list[Node], Pages]:
-        """Without nodes that were lost to make room in DRAM, and without the pages for them."""
-        alive = [node for node in nodes if not node.dead]
+    def _copy_down(
+        self, nodes: list[Node], why: Why, on_end: Callable[[bool], None] | None = None
+    ) -> Move | bool:
+        """True without anything to copy, False without room for all of it."""
+        target = self.room.dram(sum(map(self.tree.num_pages, nodes))) if nodes else NO_PAGES
+        if target is None:
+            return False
+        alive = [node for node in nodes if not node.dead]  # not lost to make room in DRAM
         count = sum(map(self.tree.num_pages, alive))
         self.room.give(Tier.DRAM, target[count:])
-        return alive, target[:count]
+        if not alive:
+            return True
+        if why is Why.DEMOTE:
+            self.room.expect(count)
+        return self.traffic.start(Tier.DRAM, alive, target[:count], why, on_end)
 
     def _back_up(self, ends: list[Node | None]) -> None:
         """Write through, as far as DRAM has room."""
         path = dict.fromkeys(node for end in ends for node in path_to(end))
         nodes = [n for n in path if n.states == [State.PRESENT, State.ABSENT]]
-        target = self.room.dram(sum(map(self.tree.num_pages, nodes))) if nodes else None
-        if target is not None:
-            nodes, target = self._living(nodes, target)
-            if nodes:
-                self.traffic.start(Tier.DRAM, nodes, target, Why.DEMOTE)
+        self._copy_down(nodes, Why.WRITE_THROUGH)
 
     def _check_open(self, lease: Lease) -> None:
         if lease.state is not LeaseState.READY:

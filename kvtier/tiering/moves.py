@@ -24,6 +24,8 @@ class Why(StrEnum):
     """Room ahead of need."""
     DEMOTE = "demote"
     """A program's idle KV goes down before anybody needs its room."""
+    WRITE_THROUGH = "write through"
+    """A finished request's KV goes down at once, and stays in HBM."""
     PREFETCH = "prefetch"
     """A program's KV comes up before its request does."""
 

@@ -145,10 +145,14 @@ class Room:
             self._take_back(evicted)
         return pool.take(num_pages)
 
+    def expect(self, num_pages: int) -> None:
+        """Pages of HBM are being copied down and will then be the first to leave."""
+        self._coming += num_pages
+
     def written(self, move: Move, well: bool) -> None:
-        """A copy down for the sake of room has ended."""
+        """A copy of pages that were to leave HBM has ended."""
         self._coming -= move.num_pages
-        if not well and self._wants:
+        if not well and self._wants and move.why is not Why.DEMOTE:
             # Trying again could go on for ever: what was to be copied, or its like, goes without.
             self._evict(min(move.num_pages, self._tree.pages[Tier.HBM].evictable))
         self.pump()
@@ -225,7 +229,7 @@ class Room:
         if any(node.dead for node in nodes):  # lost with a page of DRAM that they came after
             self.give(Tier.DRAM, target)
             return 0
-        self._coming += count
+        self.expect(count)
         self._traffic.start(Tier.DRAM, nodes, target, why)
         return count
 

@@ -60,7 +60,7 @@ class Traffic:
             counters.load_failed += pages * (not well)
         elif not well:
             counters.write_failed += pages
-        elif move.why is Why.DEMOTE:
+        elif move.why in (Why.DEMOTE, Why.WRITE_THROUGH):
             counters.demoted += pages
         else:
             counters.written_back += pages

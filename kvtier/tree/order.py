@@ -10,9 +10,12 @@ from kvtier.tree.holders import rank_of
 from kvtier.tree.node import Node, Order, State, Tier
 
 _BUSY = 2
-_DUPLICATE = 1
-_SOLE = (0, 3, 2)
-"""Class of a sole copy in DRAM by rank: INACTIVE, IDLE, BUSY."""
+_DUPLICATE = (0, 2, 1)
+_SOLE = (0, 4, 3)
+"""Class in DRAM by rank (INACTIVE, IDLE, BUSY) of what HBM has, too, and of sole copies.
+
+Of duplicates, those of IDLE pages go last: these will leave HBM, and their copy is made.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +29,13 @@ class Rules:
 
 
 def order_of(node: Node, tier: Tier, rules: Rules) -> Order:
-    """Smallest leaves first. HBM: INACTIVE, IDLE, BUSY. DRAM: INACTIVE, duplicates, BUSY, IDLE."""
+    """Smallest leaves first.
+
+    HBM: INACTIVE, IDLE, BUSY. DRAM: INACTIVE, duplicates (BUSY, IDLE), sole copies (BUSY, IDLE).
+    """
     rank = rank_of(node) if rules.labels else _BUSY
     if tier is Tier.DRAM:
-        duplicate = rank > 0 and node.states[Tier.HBM] is not State.ABSENT
-        rank = _DUPLICATE if duplicate else _SOLE[rank]
+        rank = (_SOLE if node.states[Tier.HBM] is State.ABSENT else _DUPLICATE)[rank]
     # One use touches a whole path: what is later in it goes first, however it is cut into nodes.
     return rank, node.last_access, -node.start, node.id
 

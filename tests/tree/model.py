@@ -227,12 +227,12 @@ class Model:
 
     def _class(self, end: Path, tier: Tier, duplicate: bool) -> int:
         _, idle, busy = self.holders.counts(end)
-        if tier is Tier.HBM:
-            order = ("inactive", "idle", "busy")
-        else:
-            order = ("inactive", "duplicate", "busy", "idle")
         label = "busy" if busy or not self.rules.labels else "idle" if idle else "inactive"
-        return order.index("duplicate" if duplicate and label != "inactive" else label)
+        if tier is Tier.HBM:
+            return ("inactive", "idle", "busy").index(label)
+        if duplicate and label != "inactive":
+            label = f"{label} duplicate"
+        return ("inactive", "busy duplicate", "idle duplicate", "busy", "idle").index(label)
 
     def seen(self) -> dict[Path, tuple[Any, ...]]:
         """All that is to be compared of each page."""

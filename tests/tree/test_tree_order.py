@@ -66,9 +66,9 @@ def key_of(node: Node, tier: Tier) -> tuple[int, int, int, int] | None:
     elif label is Label.INACTIVE:
         rank = 0
     elif duplicate:
-        rank = 1
+        rank = 1 if label is Label.BUSY else 2
     else:
-        rank = 2 if label is Label.BUSY else 3
+        rank = 3 if label is Label.BUSY else 4
     return rank, node.last_access, -node.start, node.id
 
 
