@@ -52,7 +52,8 @@ class WorkerCache:
     ) -> None:
         hbm_pages = hbm_tokens // page_size
         dram_pages = dram_tokens // page_size if mode.offload else 0
-        reserve = min(RESERVE_TOKENS // page_size, hbm_pages // 32) if mode.offload else 0
+        # Peers copy nothing down ahead of need; without labels this is one of them.
+        reserve = min(RESERVE_TOKENS // page_size, hbm_pages // 32) if mode.labels else 0
         self.page_size = page_size
         self.capacity = hbm_pages * page_size
         self.dram_capacity = dram_pages * page_size
