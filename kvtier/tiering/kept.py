@@ -18,7 +18,8 @@ def kept_of(node: Node | None, page_size: int) -> Kept:
     """Of the path to the node, the pages that HBM has before its first gap, and all of them."""
     end = hbm_end = 0 if node is None else node.end
     while node is not None and node.parent is not None:
-        if node.states[Tier.HBM] in (State.ABSENT, State.WRITING):
+        state = node.states[Tier.HBM]
+        if state is State.ABSENT or state is State.WRITING:
             hbm_end = node.start
         node = node.parent
     return Kept(hbm_end // page_size, end // page_size)
