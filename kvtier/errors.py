@@ -5,6 +5,8 @@
     │   └── UnknownNameError   a name (policy, model, GPU, profile, ...) is not known
     ├── TraceError         a trace is missing, damaged beyond repair, or of no known format
     ├── CapacityError      what was asked does not fit into the memory there is
+    ├── RejectedError      the scheduler refuses a request for good
+    ├── WaitTimeoutError   pages were not there in the time that the caller gave
     ├── EventError         an event contradicts what the scheduler was told before
     ├── SimulationError    a simulated run cannot go on
     ├── CopyError          a copy of pages was asked for that cannot be made
@@ -66,6 +68,14 @@ def _unknown_message(kind: str, name: str, known: tuple[str, ...]) -> str:
 
 class EventError(KvtierError):
     """An event contradicts what the scheduler was told before; nothing was changed."""
+
+
+class RejectedError(KvtierError):
+    """The scheduler refuses a request; the message has its reason."""
+
+
+class WaitTimeoutError(KvtierError, TimeoutError):
+    """A wait took longer than its caller allows; what waited was cancelled."""
 
 
 class SimulationError(KvtierError):

@@ -18,6 +18,8 @@ _PAGE_TOKENS = 16
 _CHUNK_BYTES = 16 << 20
 _JOB_PAGES = 128
 _URGENT_PER_S = 100.0
+"""Of all ranks: each has its share of these as of the link, so that urgent pages queue behind each
+other as rarely with many ranks as with one."""
 _WARM_S = 3.0
 MODEL, GPU = "Qwen2.5-7B", "H100"
 
@@ -62,7 +64,8 @@ def run(scene: Scene, num_jobs: int, window: str, duration_s: float, seed: int) 
         jobs = scene.num_jobs(num_jobs, rank)
         load = Load(page_bytes, _CHUNK_BYTES // page_bytes, _JOB_PAGES, jobs, window)
         clients = Clients(load, load.core(), _WARM_S, _WARM_S + duration_s)
-        ranks.append(_Rank(heap, link, rank, clients, Random(f"{seed}/{rank}")))
+        random, urgent_per_s = Random(f"{seed}/{rank}"), _URGENT_PER_S / scene.num_ranks
+        ranks.append(_Rank(heap, link, rank, clients, random, urgent_per_s))
     for each in ranks:
         each.start()
     while heap.step(float("inf")):
@@ -76,13 +79,20 @@ class _Rank:
     """One core whose chunks go over the link."""
 
     def __init__(
-        self, heap: EventHeap, link: HostLink, rank: int, clients: Clients, random: Random
+        self,
+        heap: EventHeap,
+        link: HostLink,
+        rank: int,
+        clients: Clients,
+        random: Random,
+        urgent_per_s: float,
     ) -> None:
         self.clients = clients
         self._heap = heap
         self._link = link
         self._rank = rank
         self._random = random
+        self._urgent_per_s = urgent_per_s
 
     def start(self) -> None:
         self._heap.at(0.0, self._begin)
@@ -93,7 +103,7 @@ class _Rank:
         self._issue(now_s)
 
     def _later(self, now_s: float) -> None:
-        at_s = now_s + self._random.expovariate(_URGENT_PER_S)
+        at_s = now_s + self._random.expovariate(self._urgent_per_s)
         if at_s < self.clients.measure_until_s:
             self._heap.at(at_s, self._ask)
 

@@ -14,7 +14,8 @@ class Mori(Scheduler):
     Demotion (4.3.1): when a GPU queue exceeds its HBM, acting programs leave, highest iota first;
     running ones are marked. Promotion (4.3.2): held CPU-queue programs, then returning waiting
     ones, both by lowest iota, then new ones, smallest context first. Swap (4.3): a held program
-    displaces acting residents that are idler by a margin and have been in their gap for a while.
+    displaces acting residents that are idler by a margin and have been in their gap for a while;
+    `swap_when_idle` sets that aside on a worker that runs nothing.
     """
 
     name = "mori"
@@ -56,6 +57,7 @@ class Mori(Scheduler):
     def displaced(
         self, worker: WorkerState, state: ProgramState, now_s: float, *, forced: bool
     ) -> list[ProgramState]:
+        forced |= self.settings.swap_when_idle and not worker.num_running_requests
         candidates = self._displaceable(worker, state, now_s, forced=forced)
         if not candidates and not forced:
             return []

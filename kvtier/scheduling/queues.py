@@ -33,6 +33,7 @@ class Queues(ABC):
         self._num_entries = 0
         self._num_epochs = 0
         self._room_grew = False
+        self._worker_idle = False  # since the last event one of them has run out of work
 
     # What a policy decides -----------------------------------------------------------------
 
@@ -218,8 +219,9 @@ class Queues(ABC):
                 self._forward_held(state)
             elif not state.running:
                 self._leave(state, now_s)
-        if self._room_grew:
-            self._fill(now_s)
+        idle, self._worker_idle = self._worker_idle, False
+        if self._room_grew or (idle and self._outside):
+            self._fill(now_s, displace=idle)
 
     def _fill(self, now_s: float, *, displace: bool = False) -> None:
         """Let held programs in, best first. One held for too long goes before all others."""

@@ -192,7 +192,9 @@ class Scheduler(Queues):
 
     def _end_running(self, state: ProgramState, request: str, now_s: float) -> None:
         del self._requests[request]
-        state.running.pop(request).num_running_requests -= 1
+        worker = state.running.pop(request)
+        worker.num_running_requests -= 1
+        self._worker_idle |= self.settings.swap_when_idle and not worker.num_running_requests
         if not state.running:
             since_s = now_s if state.reasoning_since_s is None else state.reasoning_since_s
             state.reasoning_since_s = None

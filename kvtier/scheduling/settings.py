@@ -21,6 +21,8 @@ class SchedulerSettings:
     """The same for ELAPSED, whose rank is an age, s."""
     swap_min_gap_s: float = 2.0
     """A resident is displaced only after this long in its gap, s (87 % of calls are shorter)."""
+    swap_when_idle: bool = False
+    """Whether a worker that runs nothing swaps at once, margins set aside (not MORI's)."""
     dwell_s: float = 5.0
     """A program that moved less than this long ago is not displaced by a swap, s."""
     max_hold_s: float = 600.0

@@ -34,6 +34,9 @@ class LinkMover:
             move.direction, move.num_pages * self._page_bytes, lambda now_s: self.on_end(move)
         )
 
+    def hasten(self, move: Move) -> None:
+        """Nothing: the modelled link has one order, first come first served."""
+
 
 class WorkerCache:
     """Pages for the requests of one engine. A page's content is one token of the tree's.

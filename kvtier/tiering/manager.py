@@ -30,14 +30,14 @@ _READABLE = (State.PRESENT, State.READING)
 class TierManager:
     """Pages of HBM and DRAM of one worker, and the requests and programs that hold them.
 
-    `hbm_pages` and `dram_pages` are the sizes of the pools. `reserve_pages` of HBM are kept free or
-    free of the need to be copied, so that few requests wait for room. One thread at a time.
+    `hbm_pages` and `dram_pages` are the pools' pages, or how many. `reserve_pages` of HBM are kept
+    free or free of the need to be copied, so that few requests wait for room. One thread at a time.
     """
 
     def __init__(
         self,
-        hbm_pages: int,
-        dram_pages: int,
+        hbm_pages: int | PageAllocator,
+        dram_pages: int | PageAllocator,
         mover: Mover,
         *,
         page_size: int = 16,
@@ -48,7 +48,7 @@ class TierManager:
         self.counters = Counters()
         rules = Rules(labels=self.mode.labels, keep_duplicates=self.mode.write_through)
         self.tree = RadixTree(page_size, rules)
-        self.pools = {Tier.HBM: PageAllocator(hbm_pages), Tier.DRAM: PageAllocator(dram_pages)}
+        self.pools = {Tier.HBM: _allocator(hbm_pages), Tier.DRAM: _allocator(dram_pages)}
         self.traffic = Traffic(self.tree, mover, self.counters)
         self.leases: dict[Lease, None] = {}
         self.room = Room(
@@ -394,3 +394,7 @@ class TierManager:
     def _check_open(self, lease: Lease) -> None:
         if lease.state is not LeaseState.READY:
             raise TieringError(f"the lease of request {lease.request} is {lease.state}, not ready")
+
+
+def _allocator(pages: int | PageAllocator) -> PageAllocator:
+    return PageAllocator(pages) if isinstance(pages, int) else pages

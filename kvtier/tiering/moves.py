@@ -60,3 +60,7 @@ class Mover(Protocol):
     def start(self, move: Move) -> None:
         """Begin the copy; moves of one direction may end in any order."""
         ...
+
+    def hasten(self, move: Move) -> None:
+        """A request waits by now for a move that was ahead of need; it may have ended just now."""
+        ...

@@ -160,6 +160,8 @@ class Room:
     def _serve(self, want: Want) -> bool:
         """Whether the want has all its pages now."""
         self._grant(want)
+        if want.missing and self._coming:
+            self._traffic.hasten()
         short = want.missing - self._coming
         if short > 0:
             self._make_room(short)

@@ -21,6 +21,7 @@ class Traffic:
         self._mover = mover
         self._counters = counters
         self._moves: dict[Transfer, Move] = {}
+        self._unhurried: dict[Move, None] = {}
 
     def __len__(self) -> int:
         return len(self._moves)
@@ -43,13 +44,22 @@ class Traffic:
         if on_end is not None:
             move.on_end.append(on_end)
         self._moves[transfer] = move
+        if why in (Why.RESERVE, Why.DEMOTE):
+            self._unhurried[move] = None
         self._mover.start(move)
         return move
+
+    def hasten(self) -> None:
+        """A request waits for room: what was to make some ahead of need is needed now."""
+        while self._unhurried:
+            move, _ = self._unhurried.popitem()
+            self._mover.hasten(move)
 
     def end(self, move: Move, *, well: bool) -> Pages:
         """Pages of the target that nobody has now. Raises TieringError the second time."""
         if self._moves.pop(move.transfer, None) is not move:
             raise TieringError("this move has ended already; each ends once")
+        self._unhurried.pop(move, None)
         self._count(move, well)
         return self._tree.finish(move.transfer, well=well)
 

@@ -323,6 +323,7 @@ def test_a_demotion_under_way_is_waited_for_before_busy_pages_go_down() -> None:
     assert lease is not None
     assert lease.state is LeaseState.WAITING
     assert [move.why for move in rig.mover.moves] == [Why.DEMOTE]
+    assert rig.mover.hurried == rig.mover.moves
     rig.end_next()
     assert lease.state is LeaseState.READY
     assert rig.manager.kept("busy") == Kept(4, 4)

@@ -23,9 +23,14 @@ class SlowMover:
 
     contents: dict[Tier, dict[int, Content]] = field(default_factory=lambda: {t: {} for t in Tier})
     moves: list[Move] = field(default_factory=list)
+    hurried: list[Move] = field(default_factory=list)
 
     def start(self, move: Move) -> None:
         self.moves.append(move)
+
+    def hasten(self, move: Move) -> None:
+        assert move in self.moves, "a move that has ended is hurried"
+        self.hurried.append(move)
 
     def copy(self, move: Move) -> None:
         source, target = Tier.HBM, Tier.DRAM
