@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from types import TracebackType
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kvtier.errors import TieringError, WaitTimeoutError
 from kvtier.kernels.with_torch import Tensor, torch
-from kvtier.runtime.worker import Request, Stage
+from kvtier.runtime.worker import LocalWorker, Request, Stage
 from kvtier.tiering.lease import Lease
 from kvtier.tree.keys import Namespace, Pages, Tokens, as_tokens
 
@@ -65,6 +65,26 @@ class Program:
         """The program waits for this tool now."""
         with self._runtime._inside() as worker:
             worker.tool_called(self.name, name, self._runtime._clock())
+
+    def demote(self) -> Future[bool]:
+        """Copy down now what only HBM has of the program's prompts; they are IDLE from here on.
+
+        False: it runs, or DRAM has no room, or a copy failed. Policies that label demote by
+        themselves; this is for those who know that a long wait begins.
+        """
+        return self._move(LocalWorker.demote)
+
+    def prefetch(self) -> Future[bool]:
+        """Bring the program's last prompts up now, before its call. False: HBM has no room."""
+        return self._move(LocalWorker.prefetch)
+
+    def _move(
+        self, order: Callable[[LocalWorker, str, Callable[[bool], None]], None]
+    ) -> Future[bool]:
+        with self._runtime._inside() as worker:
+            future: Future[bool] = self._runtime._expect()
+            order(worker, self.name, lambda well: self._runtime._resolve(future, None, well))
+            return future
 
     def release(self) -> None:
         """The program has ended: its pages are the first to leave."""

@@ -95,7 +95,7 @@ class TieredRuntime:
         )
         self._worker = LocalWorker(scheduler, self._manager)
         self._num_requests = 0
-        self._waiting: set[Future[None]] = set()
+        self._waiting: set[Future[Any]] = set()
         self._closed = False
         self._broken: BaseException | None = None
         self._stop = Event()
@@ -200,20 +200,22 @@ class TieredRuntime:
         self._num_requests += 1
         return f"{program}#{self._num_requests}"
 
-    def _expect(self) -> Future[None]:
+    def _expect(self) -> Future[Any]:
         """A future that somebody waits for; `close` and a failure of ours end it, too."""
-        future: Future[None] = Future()
+        future: Future[Any] = Future()
         future.set_running_or_notify_cancel()  # ends by `_resolve` alone
         self._waiting.add(future)
         return future
 
-    def _resolve(self, future: Future[None] | None, error: KvtierError | None) -> None:
+    def _resolve(
+        self, future: Future[Any] | None, error: KvtierError | None, result: object = None
+    ) -> None:
         """Once, and outside the lock: a future's callbacks may call the runtime."""
         if future is None or future not in self._waiting:
             return
         self._waiting.remove(future)
         if error is None:
-            self._serial.later(lambda: future.set_result(None))
+            self._serial.later(lambda: future.set_result(result))
         else:
             self._serial.later(lambda: future.set_exception(error))
 

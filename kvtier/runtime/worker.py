@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvtier.errors import CapacityError, KvtierError, RejectedError, TieringError
-from kvtier.ids import Direction
+from kvtier.ids import Direction, Label
 from kvtier.scheduling import commands as cmd
 from kvtier.scheduling import events as ev
 from kvtier.scheduling.scheduler import Scheduler
@@ -102,6 +102,18 @@ class LocalWorker:
         if live:
             raise TieringError(f"program {program!r} still runs {live[0]}; finish or cancel it")
         self._tell(ev.ProgramReleased(program), now_s)
+
+    def demote(self, program: str, on_end: Callable[[bool], None]) -> None:
+        """Copy down what only HBM has of the program, which is IDLE now; `on_end(well)` runs."""
+        self.manager.relabel(program, Label.IDLE)
+        answer = self.manager.demote(program, on_end)
+        if isinstance(answer, bool):
+            on_end(answer)
+
+    def prefetch(self, program: str, on_end: Callable[[bool], None]) -> None:
+        """Bring up the program's last prompts; `on_end(well)` runs, maybe now."""
+        if not self.manager.promote(program, on_end):
+            on_end(False)
 
     # --- requests ---
 

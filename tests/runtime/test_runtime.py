@@ -175,6 +175,24 @@ def test_match_tells_what_is_where(kv: TieredRuntime) -> None:
     assert program.match([1] * 5 + [2] * 5) == (4, 0)
 
 
+def test_a_program_is_demoted_and_prefetched_by_hand(kv: TieredRuntime) -> None:
+    program = kv.program("p")
+    assert program.demote().result(10) is False  # it holds nothing
+    with program.inference([1] * 12 * PAGE) as call:
+        call.write(0, torch.full((12, kv.page_bytes), 3, dtype=torch.uint8))
+        assert program.demote().result(10) is False  # it runs
+    assert program.demote().result(10) is True
+    assert kv.counters().demoted == 12
+    with kv.program("other").inference([2] * 16 * PAGE):
+        assert program.match([1] * 12 * PAGE) == (0, 12 * PAGE)
+        assert program.prefetch().result(10) is False
+    kv.program("other").release()
+    assert program.prefetch().result(10) is True
+    assert program.match([1] * 12 * PAGE) == (12 * PAGE, 0)
+    with program.inference([1] * 12 * PAGE) as call:
+        assert (call.read() == 3).all()
+
+
 def test_an_exception_ends_the_call_and_keeps_what_was_published(kv: TieredRuntime) -> None:
     program = kv.program("p")
     call = program.inference([1] * 8)
