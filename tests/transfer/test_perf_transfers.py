@@ -15,7 +15,7 @@ from perf.transfer_load import Load, Outcome
 from perf.transfers import FULL, Plan, judge, measure, render
 
 ROOT = Path(__file__).parents[2]
-PLAN = Plan(num_jobs=(1, 8), link_runs=1, link_s=0.5, memory_runs=1, memory_s=0.2)
+PLAN = Plan(num_jobs=(1, 16), link_runs=1, link_s=1.0, memory_runs=1, memory_s=0.2)
 DOCS = (ROOT / "docs/transfers.md").read_text(encoding="utf-8")
 
 
