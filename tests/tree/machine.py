@@ -83,7 +83,7 @@ NEEDS = {
 OFTEN = (
     "turn",
     "insert",
-    "publish",
+    *("publish",) * 4,
     "rematch",
     "relabel",
     "relabel",
