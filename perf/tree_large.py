@@ -54,6 +54,8 @@ class Large:
             if program % 2:
                 self._set(program, Label.IDLE)
                 self.copy(Tier.DRAM, path_to(self.tree.match(self.prompts[program]).node))
+        # Of a small tree a part, so that there is always as much to evict.
+        self._num_evicted = min(_EVICTED, self.tree.pages[Tier.DRAM].total // 4)
         self._full = {tier: self.tree.pages[tier].total for tier in Tier}
         self._turn = 0
 
@@ -106,9 +108,9 @@ class Large:
             self._turn = (self._turn + 1) % len(self.prompts)
 
     def _evict(self, tier: Tier) -> None:
-        evicted = self.tree.evict(tier, _EVICTED)
+        evicted = self.tree.evict(tier, self._num_evicted)
         assert evicted is not None
-        assert evicted.ids(tier).size >= _EVICTED
+        assert evicted.ids(tier).size >= self._num_evicted
 
     def _set(self, program: int, label: Label) -> None:
         self.tree.relabel(f"program {program}", label)

@@ -15,6 +15,7 @@ from kvtier.memory.pages import PageAllocator
 from kvtier.memory.sizes import at_least
 
 _WORD_BYTES = 16  # the widest that kernels copy by
+_MOST_BYTES = 2**63 - 1  # of an allocation, as torch counts
 
 
 class DevicePool:
@@ -111,6 +112,10 @@ def _usable(device: str | torch.device) -> torch.device:
 
 
 def _empty(num_bytes: int, device: torch.device) -> Tensor:
+    if num_bytes > _MOST_BYTES:
+        raise CapacityError(
+            f"{device} has no {at_least(num_bytes)} for the pool; ask for fewer pages"
+        )
     try:
         return torch.empty(num_bytes, dtype=torch.uint8, device=device)
     except RuntimeError as error:  # torch.OutOfMemoryError is one, and the CPU raises no other

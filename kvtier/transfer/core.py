@@ -191,6 +191,8 @@ class TransferCore:
     def _blockers(self, after: Sequence[Job]) -> tuple[dict[int, Live], list[Job]]:
         """Those that are live, by id, and those that ended otherwise than DONE."""
         for other in after:
+            if not isinstance(other, Job):
+                raise TransferError(f"`after` has {other!r}; pass the jobs that `submit` returned")
             if other.owner is not self._owner:
                 raise TransferError(f"{other} in `after` was not submitted here; submit it before")
         live = {other.id: self._live[other.id] for other in after if not other.state.ended}
@@ -243,7 +245,7 @@ class TransferCore:
 
     def _own(self, job: Job) -> Live | None:
         """What is kept of it; None once it has ended."""
-        if job.owner is not self._owner:
+        if not isinstance(job, Job) or job.owner is not self._owner:
             raise TransferError(f"{job} was not submitted here; ask the engine that it belongs to")
         return self._live.get(job.id)
 
@@ -343,7 +345,8 @@ def _urgency(priority: Priority, deadline_s: float | None) -> Urgency:
 
 
 def _failure(job: Job, reason: str, cause: Exception | None) -> TransferError:
-    error = TransferError(f"job {job.id} ({job.direction}, {job.num_pages} pages): {reason}")
+    line = " ".join(reason.split())  # one line, whatever the cause has to say
+    error = TransferError(f"job {job.id} ({job.direction}, {job.num_pages} pages): {line}")
     error.__cause__ = cause
     return error
 

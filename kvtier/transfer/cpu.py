@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from queue import SimpleQueue
 from threading import Thread
@@ -150,7 +151,14 @@ def _work(queue: SimpleQueue[tuple[Chunk, Done] | None], mover: _Mover) -> None:
         chunk, done = item
         if not chunk.begun:
             chunk.begun = True
-            done(_outcome(chunk, mover))
+            try:
+                done(_outcome(chunk, mover))
+            except BaseException as error:  # a future's callback asked to exit: the thread goes on
+                threading.excepthook(
+                    threading.ExceptHookArgs(
+                        (type(error), error, error.__traceback__, threading.current_thread())
+                    )
+                )
         del item, chunk, done  # what has ended is not kept until the next one comes
 
 
@@ -161,6 +169,8 @@ def _outcome(chunk: Chunk, mover: _Mover) -> Exception | None:
         mover.move(chunk)
     except Exception as error:
         return error
+    except BaseException as error:  # SystemExit of a `ready.wait()`, say
+        return TransferError(f"{type(error).__name__}: {error}")
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -64,6 +65,7 @@ class TransferEngine:
         self._stale = False  # something changed since chunks were issued
         self._advancing = False
         self._closed = False
+        self._process = os.getpid()
 
     def __enter__(self) -> Self:
         return self
@@ -107,6 +109,7 @@ class TransferEngine:
             layerwise=layerwise,
             ready=ready,
         )
+        self._check_process()
         with self._lock:
             if self._closed:
                 raise TransferError("this transfer engine is closed; make another one")
@@ -146,6 +149,7 @@ class TransferEngine:
 
         Not from a callback of a future.
         """
+        self._check_process()
         waiting = [job.future for job in jobs]
         if not self.backend.polled:
             return not futures.wait(waiting, timeout_s).not_done
@@ -153,6 +157,7 @@ class TransferEngine:
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Wait until no job is live; False after `timeout_s`. Not from a callback of a future."""
+        self._check_process()
         if self.backend.polled:
             return self._poll_until(self._settled, timeout_s)
         with self._idle:
@@ -166,8 +171,11 @@ class TransferEngine:
         """Cancel all jobs, wait for their chunks in flight, close the backend. Twice is fine.
 
         Chunks in flight cannot be called back; a job with all of its chunks in flight is cancelled
-        as well.
+        as well. In a forked child nothing is left to close: jobs and threads are the parent's.
         """
+        if os.getpid() != self._process:
+            self._closed = True
+            return
         with self._lock:
             self._closed = True
             for job in self._core.live_jobs():
@@ -185,6 +193,10 @@ class TransferEngine:
         """Raise TransferError unless pages, bytes and jobs add up. O(pages of the pools)."""
         with self._lock:
             self._core.check_integrity()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise TransferError("this transfer engine is the parent process's; make one in each")
 
     def _settled(self) -> bool:
         """Whether all jobs have ended, their futures included."""
@@ -205,16 +217,17 @@ class TransferEngine:
             if self._advancing:
                 return
             self._advancing = True
+        interrupt: BaseException | None = None
         try:
             while self._take_note():
                 self._start_chunks()
-                while self._to_resolve:
-                    self._to_resolve[0].resolve()
-                    self._to_resolve.popleft()
+                interrupt = self._resolve() or interrupt
         except BaseException:
             # An interrupt. Whoever comes next goes on with `_to_start` and `_to_resolve`.
             self._advancing = False
             raise
+        if interrupt is not None:
+            raise interrupt
 
     def _take_note(self) -> bool:
         """Whether there was something to do; if not, this thread has stopped."""
@@ -235,6 +248,18 @@ class TransferEngine:
             if self._reports is not None:
                 self._reports.extend(ended)
             return True
+
+    def _resolve(self) -> BaseException | None:
+        """Resolve the futures of what ended; what their callbacks raise must not stop the rest."""
+        interrupt: BaseException | None = None
+        while self._to_resolve:
+            try:
+                self._to_resolve[0].resolve()
+            except BaseException as error:  # callbacks' Exceptions are logged by the future
+                interrupt = error
+                continue  # its future has a result by now, or gets one
+            self._to_resolve.popleft()
+        return interrupt
 
     def _start_chunks(self) -> None:
         while self._to_start:

@@ -64,6 +64,15 @@ def child_key(tokens: Tokens, at: int, page_size: int) -> ChildKey:
     return int(tokens[at]) if page_size == 1 else tokens[at : at + page_size].tobytes()
 
 
+def distinct(pages: Pages) -> Pages:
+    """The pages; raises TreeError where one is named twice."""
+    if pages.size > 1:
+        ordered = np.sort(pages)
+        if (ordered[1:] == ordered[:-1]).any():
+            raise TreeError("a page is named twice; each has one content")
+    return pages
+
+
 def common_length(tokens: Tokens, at: int, other: Tokens, page_size: int) -> int:
     """How many of `other` equal tokens[at:], in whole pages."""
     length = min(tokens.size - at, other.size)

@@ -56,9 +56,11 @@ class Program:
 
     def family(self) -> Iterator[Program]:
         """Itself and all that descend from it."""
-        yield self
-        for child in self.children:
-            yield from child.family()
+        left = [self]
+        while left:
+            member = left.pop()
+            yield member
+            left.extend(reversed(member.children))
 
 
 class Programs:
@@ -96,6 +98,7 @@ class Programs:
         compaction the old branch must not stay BUSY). A run that still has the request's id was
         dropped by the engine. A program that was released starts anew, BUSY.
         """
+        label = None if label is None else _checked(label)
         if request in self._runs:
             self.lost(request, self._runs[request])
         program = self._find_or_add(name)
@@ -179,6 +182,7 @@ class Programs:
 
         Without an epoch the label counts as a decision of the current one.
         """
+        label = _checked(label)
         program = self._find_or_add(name)
         if epoch is not None and epoch < program.epoch:
             return False
@@ -238,3 +242,10 @@ class Programs:
                 program.parent.children.remove(program)
         # Where all hold something, look again only after a good many more.
         self._prune_at = max(_MAX_PROGRAMS, len(self._programs) * 9 // 8)
+
+
+def _checked(label: Label) -> Label:
+    try:
+        return Label(label)
+    except ValueError:
+        raise TreeError(f"label {label!r}; use one of {', '.join(Label)}") from None

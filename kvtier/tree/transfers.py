@@ -14,12 +14,13 @@ from kvtier.tree.node import Node, State, Tier
 class Transfer:
     """A copy of whole nodes to `target`. A node that is split meanwhile stays in it, in parts.
 
-    `ends` are the nodes whose paths the copy protects.
+    `owner` is the tree; `ends` are the nodes whose paths the copy protects.
     """
 
     target: Tier
     nodes: list[Node]
     page_size: int
+    owner: object
     ends: list[Node] = field(init=False)
     ended: bool = False
 

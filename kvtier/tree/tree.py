@@ -12,7 +12,15 @@ import numpy.typing as npt
 from kvtier.errors import TreeError
 from kvtier.ids import Label
 from kvtier.tree.eviction import Evicted, evict, victims
-from kvtier.tree.keys import Namespace, Pages, Tokens, as_pages, as_tokens, common_length
+from kvtier.tree.keys import (
+    Namespace,
+    Pages,
+    Tokens,
+    as_pages,
+    as_tokens,
+    common_length,
+    distinct,
+)
 from kvtier.tree.node import Node, State, Tier
 from kvtier.tree.order import Rules
 from kvtier.tree.programs import Program, Programs, Run
@@ -53,8 +61,8 @@ class RadixTree(Structure):
     """Pages of `page_size` tokens in two tiers, held by programs. One thread at a time."""
 
     def __init__(self, page_size: int = 16, rules: Rules = _DESIGN) -> None:
-        if page_size < 1:
-            raise TreeError(f"page_size={page_size}; pass 1 or more")
+        if not isinstance(page_size, int) or page_size < 1:
+            raise TreeError(f"page_size={page_size}; pass a whole number, 1 or more")
         super().__init__(page_size, rules)
         self.programs = Programs()
         self._protected: Counter[Node] = Counter()
@@ -88,10 +96,12 @@ class RadixTree(Structure):
         its own and the given one is a duplicate; a page in DRAM alone is in HBM again. Where one is
         still being loaded, the insert ends before it: the load may fail, so the caller keeps its
         own. `after`, a match of the same prompt, spares comparing it again. `request` may extend
-        the node that only it holds. Raises TreeError where the pages do not fit the tokens, or
-        where a page before `first_page` is not in HBM; then nothing is taken.
+        the node that only it holds. Raises TreeError where the pages do not fit the tokens, where
+        one is named twice, where a page before `first_page` is not in HBM, and for an `after` of
+        another namespace; then nothing is taken. That pages are not in the tree already is the
+        caller's duty, as is that `after` is of this prompt.
         """
-        given, end = as_pages(pages), len(tokens) - len(tokens) % self.page_size
+        given, end = distinct(as_pages(pages)), len(tokens) - len(tokens) % self.page_size
         if first_page < 0 or given.size != end // self.page_size - first_page:
             raise TreeError(
                 f"{given.size} pages from page {first_page} on do not fit {end} tokens in pages "
@@ -229,8 +239,9 @@ class RadixTree(Structure):
 
     def evict(self, tier: Tier, num_pages: int) -> Evicted | None:
         """Free exactly so many pages of the tier, in its order; None, and nothing, if it cannot."""
-        if num_pages < 0:
-            raise TreeError(f"{num_pages} pages cannot leave {tier.name}; pass 0 or more")
+        if not isinstance(tier, Tier):
+            raise TreeError(f"tier={tier!r}; pass Tier.HBM or Tier.DRAM")
+        num_pages = _count(num_pages)
         queue = self.queues[tier]
         if len(queue) > 2 * self.num_nodes + _MANY:
             queue.rebuild(list(self.nodes()))
@@ -241,7 +252,7 @@ class RadixTree(Structure):
 
         Fewer where fewer are evictable. None leaves; the last is split where only its end would.
         """
-        return victims(self, num_pages)
+        return victims(self, _count(num_pages))
 
     def copy_to(self, target: Tier, nodes: Sequence[Node], pages: Ints) -> Transfer:
         """Begin to copy whole nodes to `pages` of the other tier, one after the other.
@@ -249,7 +260,7 @@ class RadixTree(Structure):
         Their paths are protected until `finish`. Raises TreeError unless each node is PRESENT in
         the one tier and ABSENT in the other, and the pages are as many.
         """
-        given = as_pages(pages)
+        given = distinct(as_pages(pages))
         if len(set(nodes)) < len(nodes):
             raise TreeError("a node is named twice; copy each once")
         for node in nodes:
@@ -258,7 +269,7 @@ class RadixTree(Structure):
                 raise TreeError(f"node {node.id} cannot be copied to {target.name}: {states}")
         if given.size != sum(map(self.num_pages, nodes)):
             raise TreeError(f"{given.size} pages do not fit the nodes to copy")
-        transfer = Transfer(target, list(nodes), self.page_size)
+        transfer = Transfer(target, list(nodes), self.page_size, self)
         at = 0
         for node in nodes:
             self.lock(node)
@@ -274,6 +285,8 @@ class RadixTree(Structure):
         A failed or cancelled copy leaves everything as it was before. Raises TreeError where the
         copy has ended already.
         """
+        if transfer.owner is not self:
+            raise TreeError("this copy is another tree's; finish it there")
         if transfer.ended:
             raise TreeError("this copy has ended; a copy is finished once")
         transfer.ended = True
@@ -309,6 +322,8 @@ class RadixTree(Structure):
             if node.states[Tier.HBM] not in _READABLE:
                 return self.root(namespace)
             node = node.parent
+        if self.roots.get(namespace) is not node:
+            raise TreeError("`after` is a match in another namespace, or of another tree")
         return after.node
 
     def _slice(
@@ -368,3 +383,9 @@ class RadixTree(Structure):
             if len(node.children) == 1:
                 self.merge(node)
             node = parent
+
+
+def _count(num_pages: int) -> int:
+    if not isinstance(num_pages, int | np.integer) or num_pages < 0:
+        raise TreeError(f"{num_pages} pages cannot leave; pass 0 or more")
+    return int(num_pages)

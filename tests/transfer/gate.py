@@ -51,13 +51,16 @@ class Gate:
             self._pass(chunk, done)
 
     def let(self, *indices: int) -> None:
-        """These of the waiting chunks pass, all at once; back when the engine knows their ends."""
+        """These of the waiting chunks pass, each when the engine knows of the one before.
+
+        Not at once: the engine would go on in one thread while another notes an end of which the
+        engine has not heard.
+        """
         chosen = [self.waiting[index] for index in indices]
         with self._lock:
             self.waiting = [item for item in self.waiting if item not in chosen]
-        over = [self._pass(chunk, done) for chunk, done in chosen]
-        for event in over:
-            assert event.wait(_LONG_S), "a copy did not end"
+        for chunk, done in chosen:
+            assert self._pass(chunk, done).wait(_LONG_S), "a copy did not end"
         if self.wrong:
             raise self.wrong[0]
 

@@ -13,6 +13,7 @@ from kvtier.errors import TreeError
 from kvtier.ids import Label
 from kvtier.tree.counters import TierPages
 from kvtier.tree.integrity import check_integrity
+from kvtier.tree.keys import Namespace
 from kvtier.tree.node import Node, Tier
 from kvtier.tree.tree import Match, RadixTree
 
@@ -249,3 +250,65 @@ def test_an_insert_after_an_old_match_is_refused_where_hbm_has_a_gap_by_now() ->
     with pytest.raises(TreeError):
         tree.insert([1, 2, 3], [6], first_page=2, after=old)
     check_integrity(tree)
+
+
+def test_an_insert_goes_on_only_in_the_namespace_of_its_match() -> None:
+    tree = RadixTree(page_size=4)
+    one, two = Namespace(tenant="one"), Namespace(tenant="two")
+    tree.insert(range(4), [0], one)
+    old = tree.match(range(4), one)
+    with pytest.raises(TreeError, match="another namespace"):
+        tree.insert(range(8), [1], two, first_page=1, after=old)
+    other = RadixTree(page_size=4)
+    with pytest.raises(TreeError, match="another tree"):
+        other.insert(range(8), [1], one, first_page=1, after=old)
+    assert tree.match(range(8), one).tokens == 4
+    assert tree.match(range(8), two).tokens == other.num_nodes == 0
+    check_integrity(tree)
+
+
+def test_a_page_named_twice_is_refused() -> None:
+    tree = RadixTree(page_size=4)
+    with pytest.raises(TreeError, match="named twice"):
+        tree.insert(range(8), [7, 7])
+    node = tree.insert(range(8), [7, 8]).node
+    with pytest.raises(TreeError, match="named twice"):
+        tree.copy_to(Tier.DRAM, [node], [1, 1])
+    check_integrity(tree)
+
+
+def test_wrong_kinds_are_refused_before_anything_changes() -> None:
+    tree = RadixTree(page_size=4)
+    tree.insert(range(8), [0, 1])
+    for tier, count in ((Tier.HBM, 1.5), (0, 1), ("HBM", 1), (Tier.HBM, -1)):
+        with pytest.raises(TreeError, match="pass"):
+            tree.evict(tier, count)  # type: ignore[arg-type]
+    with pytest.raises(TreeError, match="pass 0 or more"):
+        tree.first_to_leave(1.5)  # type: ignore[arg-type]
+    with pytest.raises(TreeError, match="label 'junk'; use one of busy"):
+        tree.begin("r", "p", tree.match(range(8)), label="junk")  # type: ignore[arg-type]
+    with pytest.raises(TreeError, match="label 'junk'"):
+        tree.relabel("new", "junk")  # type: ignore[arg-type]
+    tree.begin("r", "p", tree.match(range(8)))
+    tree.end("r", well=True)
+    with pytest.raises(TreeError, match="whole number"):
+        RadixTree(1.5)  # type: ignore[arg-type]
+    assert tree.evict(Tier.HBM, 2) is not None
+    check_integrity(tree)
+
+
+def test_a_copy_is_finished_by_its_own_tree() -> None:
+    tree, other = RadixTree(page_size=4), RadixTree(page_size=4)
+    copy = tree.copy_to(Tier.DRAM, [tree.insert(range(8), [0, 1]).node], [0, 1])
+    with pytest.raises(TreeError, match="another tree's"):
+        other.finish(copy, well=True)
+    tree.finish(copy, well=True)
+    check_integrity(tree)
+    check_integrity(other)
+
+
+def test_a_long_line_of_children_is_released_at_once() -> None:
+    tree = RadixTree(page_size=4)
+    for number in range(3_000):
+        tree.adopt(f"p{number + 1}", f"p{number}")
+    tree.release("p0")
