@@ -93,11 +93,11 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path
 
 def test_the_committed_run_is_whole_and_meets_what_the_guide_says() -> None:
     rows = results()
-    assert {row["mover"] for row in rows} == {"link", "memory"}
-    for mover, num_scenes in (("link", 3), ("memory", 1)):
-        mine = [row for row in rows if row["mover"] == mover]
-        assert len(mine) == num_scenes * (1 + 2 * len(FULL.num_jobs))
-        assert all(row["simulated"] is (mover == "link") for row in mine)
+    for scene in {(row["mover"], row["scene"]) for row in rows}:
+        mine = [row for row in rows if (row["mover"], row["scene"]) == scene]
+        assert len(mine) == 1 + 2 * len(FULL.num_jobs)
+        assert all(row["simulated"] is (scene[0] == "link") for row in mine)
+    assert sum(row["mover"] == "link" for row in rows) == 3 * (1 + 2 * len(FULL.num_jobs))
     window = [row for row in rows if row["window"] == "aimd" and row["num_jobs"]]
     assert all(row["met"] for row in window if row["mover"] == "link")
 
