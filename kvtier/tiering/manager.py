@@ -110,12 +110,7 @@ class TierManager:
         if not want.missing:
             lease.take()
             return True
-
-        def arrived() -> None:
-            lease.take()
-            on_room()
-
-        want.on_room = arrived
+        self._get_room(lease, lambda lease: on_room())
         return False
 
     def shrink(self, lease: Lease, num_pages: int) -> None:
@@ -208,19 +203,22 @@ class TierManager:
         `on_end(well)` runs once all that was in DRAM is in HBM, or one of the loads has failed.
         """
         known = self.tree.programs.find(program)
-        ends = [] if known is None else [a.node for a in known.finished if a.node is not None]
-        leases = [self._lease(end, end.end // self.tree.page_size, _DEFAULT) for end in ends]
-        opened = [lease for lease in leases if lease is not None]
-        if len(opened) < len(leases):
-            for lease in opened:
-                self.close(lease, well=True)
-            return False
+        opened: list[Lease] = []
+        for anchor in [] if known is None else [*known.finished]:
+            if (end := anchor.node) is None:  # by now: room for the one may have been the other's
+                continue
+            lease = self._lease(end, end.end // self.tree.page_size, _DEFAULT)
+            if lease is None:
+                for other in opened:
+                    self.close(other, well=True)
+                return False
+            opened.append(lease)
         left = len(opened)
         all_well = True
 
         def ready(lease: Lease) -> None:
             nonlocal left, all_well
-            all_well &= lease.state is LeaseState.READY and not lease.own.size
+            all_well &= lease.cached == lease.num_pages
             left -= 1
             self.close(lease, well=True)
             if not left:
@@ -333,8 +331,8 @@ class TierManager:
         if there < lease.cached:
             self._shorten(lease, there)
         missing = lease.num_pages - lease.cached - lease.own.size
-        if missing <= 0:
-            self._surplus(lease, -missing)
+        if missing <= 0 or lease.why is Why.PREFETCH:  # which computes nothing
+            self._surplus(lease, max(0, -missing))
             self._ready(lease, LeaseState.READY)
             return
         lease.want = self.room.ask(missing)

@@ -103,10 +103,10 @@ class Room:
         if want in self._wants:
             self._wants.remove(want)
             self.promised -= want.missing
-            for pages in want.pages:
-                self.give(Tier.HBM, pages)
-            want.pages.clear()
-            self.pump()
+        for pages in want.pages:
+            self.give(Tier.HBM, pages)
+        want.pages.clear()
+        self.pump()
 
     def give(self, tier: Tier, pages: Pages) -> None:
         """Pages that nobody uses any more."""
