@@ -21,6 +21,7 @@ from kvtier.tree.holders import label_of
 from kvtier.tree.keys import Namespace
 from kvtier.tree.node import Node, State, Tier, path_to
 from kvtier.tree.order import Rules
+from kvtier.tree.programs import Program
 from kvtier.tree.tree import Ints, Match, RadixTree
 
 _DEFAULT = Namespace()
@@ -170,7 +171,7 @@ class TierManager:
         if lease.request is not None:
             program = self.tree.end(lease.request, well=well)
             if program is not None and self.mode.write_through and self.mode.offload:
-                self._back_up([anchor.node for anchor in program.finished])
+                self._copy_down(program, _in_hbm_alone, Why.WRITE_THROUGH)
         self.room.pump()
 
     # --- programs ---
@@ -194,8 +195,7 @@ class TierManager:
         known = self.tree.programs.find(program)
         if known is None or known.runs or known.holds_nothing or not self.mode.offload:
             return False
-        nodes = [n for anchor in known.finished for n in path_to(anchor.node) if self._idle(n)]
-        return self._copy_down(list(dict.fromkeys(nodes)), Why.DEMOTE, on_end)
+        return self._copy_down(known, self._idle, Why.DEMOTE, on_end)
 
     def promote(self, program: str, on_end: Callable[[bool], None] = lambda well: None) -> bool:
         """Bring up a program's last prompts before its request comes; False where HBM is full.
@@ -303,8 +303,8 @@ class TierManager:
         coming = [node for node in path if node.states[Tier.HBM] is State.WRITING]
         found = dict.fromkeys(self.traffic.of(node) for node in coming)
         lease.awaits = [move for move in found if move is not None]
-        if loads:
-            count = sum(map(self.tree.num_pages, loads))
+        count = sum(map(self.tree.num_pages, loads))
+        if 0 < count <= lease.own.size:  # it has less where a load that it counted on has failed
             target, lease.own = lease.own[:count], lease.own[count:].copy()
             lease.awaits.append(self.traffic.start(Tier.HBM, loads, target, lease.why))
         lease.state = LeaseState.LOADING
@@ -364,34 +364,36 @@ class TierManager:
             lease.on_ready(lease)
 
     def _idle(self, node: Node) -> bool:
-        alone = node.states[Tier.HBM] is State.PRESENT and node.states[Tier.DRAM] is State.ABSENT
-        return alone and not (self.mode.labels and label_of(node) is Label.BUSY)
+        return _in_hbm_alone(node) and not (self.mode.labels and label_of(node) is Label.BUSY)
 
     def _copy_down(
-        self, nodes: list[Node], why: Why, on_end: Callable[[bool], None] | None = None
+        self,
+        program: Program,
+        chosen: Callable[[Node], bool],
+        why: Why,
+        on_end: Callable[[bool], None] | None = None,
     ) -> Move | bool:
         """True without anything to copy, False without room for all of it."""
-        target = self.room.dram(sum(map(self.tree.num_pages, nodes))) if nodes else NO_PAGES
-        if target is None:
-            return False
-        alive = [node for node in nodes if not node.dead]  # not lost to make room in DRAM
-        count = sum(map(self.tree.num_pages, alive))
-        self.room.give(Tier.DRAM, target[count:])
-        if not alive:
-            return True
+        while True:
+            path = dict.fromkeys(n for held in program.finished for n in path_to(held.node))
+            nodes = [node for node in path if chosen(node)]
+            target = self.room.dram(sum(map(self.tree.num_pages, nodes)))
+            if not nodes or target is None:
+                return not nodes
+            if not any(node.dead for node in nodes):
+                break
+            self.room.give(Tier.DRAM, target)  # room was made of the program's own: choose anew
         if why is Why.DEMOTE:
-            self.room.expect(count)
-        return self.traffic.start(Tier.DRAM, alive, target[:count], why, on_end)
-
-    def _back_up(self, ends: list[Node | None]) -> None:
-        """Write through, as far as DRAM has room."""
-        path = dict.fromkeys(node for end in ends for node in path_to(end))
-        nodes = [n for n in path if n.states == [State.PRESENT, State.ABSENT]]
-        self._copy_down(nodes, Why.WRITE_THROUGH)
+            self.room.expect(target.size)
+        return self.traffic.start(Tier.DRAM, nodes, target, why, on_end)
 
     def _check_open(self, lease: Lease) -> None:
         if lease.state is not LeaseState.READY:
             raise TieringError(f"the lease of request {lease.request} is {lease.state}, not ready")
+
+
+def _in_hbm_alone(node: Node) -> bool:
+    return node.states == [State.PRESENT, State.ABSENT]
 
 
 def _allocator(pages: int | PageAllocator) -> PageAllocator:

@@ -48,19 +48,18 @@ def test_ten_programs_fit_and_all_policies_are_within_five_percent(seed: int) ->
 
 
 @needs_steps
-@pytest.mark.parametrize("policy", ["lru+offload", "lru+offload-wb"])
-def test_sixty_programs_mori_is_a_fifth_faster_than_offload_with_lower_tail_ttft(
-    policy: str,
-) -> None:
+@pytest.mark.timeout(1200)  # twelve hours of sixty programs
+def test_sixty_programs_mori_is_a_fifth_faster_than_offload_with_lower_tail_ttft() -> None:
     """A fifth over three seeds; seeds differ by a tenth, so each alone is held to less."""
-    speedups = []
-    for seed in (0, 1, 2):
-        mori, rival = replay("mori", 60, seed), replay(policy, 60, seed)
-        assert mori["output_tok_per_s"] < replay("infinite", 60, seed)["output_tok_per_s"]
-        assert mori["ttft_p90_s"] < rival["ttft_p90_s"]
-        speedups.append(mori["output_tok_per_s"] / rival["output_tok_per_s"])
-    assert sum(speedups) / len(speedups) >= 1.2
-    assert min(speedups) >= 1.15
+    for policy in ("lru+offload", "lru+offload-wb"):
+        speedups = []
+        for seed in (0, 1, 2):
+            mori, rival = replay("mori", 60, seed), replay(policy, 60, seed)
+            assert mori["output_tok_per_s"] < replay("infinite", 60, seed)["output_tok_per_s"]
+            assert mori["ttft_p90_s"] < rival["ttft_p90_s"]
+            speedups.append(mori["output_tok_per_s"] / rival["output_tok_per_s"])
+        assert sum(speedups) / len(speedups) >= 1.2, policy
+        assert min(speedups) >= 1.15, policy
 
 
 @cache

@@ -2,91 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from kvtier.errors import TieringError
-from kvtier.ids import Direction, Label
-from kvtier.tiering.integrity import check_integrity
+from kvtier.ids import Label
 from kvtier.tiering.kept import Kept
-from kvtier.tiering.lease import Lease, LeaseState
-from kvtier.tiering.manager import TierManager
-from kvtier.tiering.moves import Move, Why
+from kvtier.tiering.lease import LeaseState
+from kvtier.tiering.moves import Why
 from kvtier.tiering.room import TierMode
 from kvtier.tree.node import Tier
 
-from .worker import SlowMover
-
-
-class Rig:
-    """A manager whose copies end when a test says so; every page is a token of its own."""
-
-    def __init__(self, hbm: int, dram: int, mode: TierMode | None = None) -> None:
-        self.mover = SlowMover()
-        self.manager = TierManager(hbm, dram, self.mover, page_size=1, mode=mode)
-        self._num_requests = 0
-
-    def open(self, program: str, tokens: list[int], **more: Any) -> Lease | None:
-        self._num_requests += 1
-        request = f"{program}/{self._num_requests}"
-        num_pages = more.pop("num_pages", len(tokens))
-        return self.manager.open(
-            tokens, num_pages=num_pages, request=request, program=program, **more
-        )
-
-    def serve(self, program: str, tokens: list[int]) -> Lease:
-        """A whole request; copies that it waits for end at once."""
-        lease = self.open(program, tokens)
-        assert lease is not None
-        while lease.state is not LeaseState.READY:
-            self.end_next()
-        self.compute(lease, tokens)
-        self.manager.close(lease, well=True)
-        check_integrity(self.manager)
-        return lease
-
-    def compute(self, lease: Lease, tokens: list[int]) -> None:
-        for at, page in enumerate(lease.pages.tolist()):
-            if at >= lease.cached:
-                self.mover.contents[Tier.HBM][page] = tuple(tokens[: at + 1])
-        self.manager.publish(lease, tokens)
-
-    def end_next(self, *, well: bool = True) -> Move:
-        move = self.mover.moves.pop(0)
-        if well:
-            self.mover.copy(move)
-        self.manager.ended(move, well=well)
-        check_integrity(self.manager)
-        return move
-
-    def end_all(self) -> None:
-        while self.mover.moves:
-            self.end_next()
-
-    def demote(self, program: str) -> None:
-        self.manager.relabel(program, Label.IDLE)
-        assert self.manager.demote(program) is not False
-        self.end_all()
-
-    def held(self, tier: Tier) -> int:
-        """Pages of the pool that are not free; all of them are the tree's once nobody runs."""
-        pool = self.manager.pools[tier]
-        return pool.num_pages - pool.num_free
-
-    def assert_readable(self, lease: Lease, tokens: list[int]) -> None:
-        for at, page in enumerate(lease.pages.tolist()[: lease.cached]):
-            assert self.mover.contents[Tier.HBM][page] == tuple(tokens[: at + 1])
-
-
-def prompt(program: int, num_pages: int) -> list[int]:
-    return [1000 * program + at for at in range(1, num_pages + 1)]
-
-
-def fill(rig: Rig) -> None:
-    """HBM has nothing but what nobody wants any more."""
-    rig.serve("filler", prompt(99, rig.manager.pools[Tier.HBM].num_pages))
-    rig.manager.release("filler")
+from .rig import Rig, fill, prompt
 
 
 def test_b01_aborted_loads_leave_nothing_taken() -> None:
@@ -101,10 +27,7 @@ def test_b01_aborted_loads_leave_nothing_taken() -> None:
             assert lease is not None
             assert lease.state is LeaseState.LOADING
             rig.manager.close(lease, well=False)
-        rig.end_all()
-        for tier in Tier:
-            assert rig.held(tier) == rig.manager.tree.pages[tier].total
-        assert rig.manager.tree.pages[Tier.HBM].pinned == 0
+        assert_all_given_back(rig)
 
 
 @pytest.mark.parametrize("state", [LeaseState.WAITING, LeaseState.LOADING, LeaseState.READY])
@@ -120,11 +43,44 @@ def test_b02_a_request_aborted_in_any_state_gives_all_back(state: LeaseState) ->
     assert lease is not None
     assert lease.state is state
     rig.manager.close(lease, well=False)
+    assert_all_given_back(rig)
+    rig.serve("p", prompt(1, 6))
+
+
+def test_b02_a_request_aborted_while_it_grows_gives_all_back() -> None:
+    rig = Rig(hbm=8, dram=16)
+    rig.serve("p", prompt(1, 4))
+    lease = rig.open("q", prompt(2, 4))
+    assert lease is not None
+    assert rig.manager.extend(lease, 2, pytest.fail) is False
+    rig.manager.close(lease, well=False)
+    assert_all_given_back(rig)
+
+
+@pytest.mark.parametrize("well", [True, False])
+def test_b02_a_program_that_leaves_while_its_kv_goes_down_gives_all_back(well: bool) -> None:
+    rig = Rig(hbm=8, dram=16, mode=TierMode(write_through=True))
+    lease = rig.open("p", prompt(1, 4))
+    assert lease is not None
+    rig.compute(lease, prompt(1, 4))
+    rig.manager.close(lease, well=True)
+    assert [move.why for move in rig.mover.moves] == [Why.WRITE_THROUGH]
+    again = rig.open("p", prompt(1, 6))
+    assert again is not None
+    rig.manager.close(again, well=False)
+    rig.manager.release("p")
+    rig.end_next(well=well)
+    assert rig.held(Tier.DRAM) == 4 * well
+    fill(rig)
+    assert_all_given_back(rig)
+
+
+def assert_all_given_back(rig: Rig) -> None:
     rig.end_all()
     assert rig.manager.room.promised == 0
-    assert rig.held(Tier.HBM) == rig.manager.tree.pages[Tier.HBM].total
-    assert rig.manager.kept("p").pages == 4
-    rig.serve("p", prompt(1, 6))
+    assert rig.manager.tree.pages[Tier.HBM].pinned == 0
+    for tier in Tier:
+        assert rig.held(tier) == rig.manager.tree.pages[tier].total
 
 
 def test_b04_duplicates_make_room_for_a_demotion() -> None:
@@ -285,60 +241,3 @@ def test_b41_a_request_counts_its_hits_once_however_often_it_was_refused() -> No
     lease = rig.open("p", prompt(1, 4))
     assert lease is not None
     assert counters.hbm_hit + counters.dram_hit - before == lease.hbm_pages + lease.dram_pages
-
-
-@pytest.mark.parametrize("well", [True, False])
-def test_requests_that_want_the_same_pages_share_one_load(well: bool) -> None:
-    rig = Rig(hbm=16, dram=16)
-    head = prompt(0, 4)
-    rig.serve("p0", head)
-    rig.demote("p0")
-    fill(rig)
-    ready: list[Lease] = []
-    prompts = [head + prompt(program, 1) for program in (1, 2, 3)]
-    leases = [
-        rig.open(f"p{at}", tokens, on_ready=ready.append) for at, tokens in enumerate(prompts)
-    ]
-    assert [move.direction for move in rig.mover.moves] == [Direction.H2D]
-    assert not ready
-    rig.end_next(well=well)
-    assert ready == leases
-    assert rig.manager.counters.loaded == 4 * well
-    assert rig.manager.counters.load_failed == 4 * (not well)
-    for lease, tokens in zip(ready, prompts, strict=True):
-        assert lease.state is LeaseState.READY
-        assert (lease.cached, lease.own.size) == ((4, 1) if well else (0, 5))
-        rig.compute(lease, tokens)
-        rig.assert_readable(lease, tokens)
-        rig.manager.close(lease, well=True)
-
-
-def test_a_demotion_under_way_is_waited_for_before_busy_pages_go_down() -> None:
-    rig = Rig(hbm=8, dram=16)
-    rig.serve("idle", prompt(1, 4))
-    rig.serve("busy", prompt(2, 4))
-    rig.manager.relabel("idle", Label.IDLE)
-    assert rig.manager.demote("idle")
-    lease = rig.open("new", prompt(3, 4))
-    assert lease is not None
-    assert lease.state is LeaseState.WAITING
-    assert [move.why for move in rig.mover.moves] == [Why.DEMOTE]
-    assert rig.mover.hurried == rig.mover.moves
-    rig.end_next()
-    assert lease.state is LeaseState.READY
-    assert rig.manager.kept("busy") == Kept(4, 4)
-    assert rig.manager.kept("idle") == Kept(0, 4)
-
-
-def test_where_the_demotion_fails_others_make_the_room() -> None:
-    rig = Rig(hbm=8, dram=16)
-    rig.serve("idle", prompt(1, 4))
-    rig.serve("busy", prompt(2, 4))
-    rig.manager.relabel("idle", Label.IDLE)
-    assert rig.manager.demote("idle")
-    lease = rig.open("new", prompt(3, 4))
-    assert lease is not None
-    rig.end_next(well=False)
-    rig.end_all()
-    assert lease.state is LeaseState.READY
-    assert rig.manager.counters.dropped == 0
