@@ -20,9 +20,9 @@ class PageAllocator:
     """
 
     def __init__(self, num_pages: int) -> None:
-        if not isinstance(num_pages, int) or not 0 <= num_pages <= _MAX_PAGES:
+        if not isinstance(num_pages, int | np.integer) or not 0 <= num_pages <= _MAX_PAGES:
             raise PoolError(f"num_pages={num_pages}; pass a whole number, 0 to {_MAX_PAGES}")
-        self.num_pages = num_pages
+        self.num_pages = int(num_pages)
         self._fresh = 0  # pages from here on were never taken
         self._stack: Pages = np.empty(0, np.int32)
         self._returned = 0  # of the stack

@@ -252,12 +252,16 @@ class TransferEngine:
     def _resolve(self) -> BaseException | None:
         """Resolve the futures of what ended; what their callbacks raise must not stop the rest."""
         interrupt: BaseException | None = None
+        again: Job | None = None
         while self._to_resolve:
+            job = self._to_resolve[0]
             try:
-                self._to_resolve[0].resolve()
+                job.resolve()
             except BaseException as error:  # callbacks' Exceptions are logged by the future
                 interrupt = error
-                continue  # its future has a result by now, or gets one
+                if again is not job:
+                    again = job  # its future has a result by now, or gets one
+                    continue
             self._to_resolve.popleft()
         return interrupt
 

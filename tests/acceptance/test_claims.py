@@ -14,6 +14,7 @@ from kvtier.traces import Trace, load, synth
 
 STEPS = Path(__file__).parents[2].parent / "shared/traces/agentic/claude_code_steps.jsonl.gz"
 POLICIES = ("lru", "lru+offload", "lru+offload-wb", "elapsed", "mori", "mori+concur", "infinite")
+pytestmark = pytest.mark.timeout(1200)  # a test is up to twelve hours of sixty programs
 needs_steps = pytest.mark.skipif(
     not STEPS.exists(), reason="needs ../shared/traces/agentic/claude_code_steps.jsonl.gz"
 )
@@ -48,7 +49,6 @@ def test_ten_programs_fit_and_all_policies_are_within_five_percent(seed: int) ->
 
 
 @needs_steps
-@pytest.mark.timeout(1200)  # twelve hours of sixty programs
 def test_sixty_programs_mori_is_a_fifth_faster_than_offload_with_lower_tail_ttft() -> None:
     """A fifth over three seeds; seeds differ by a tenth, so each alone is held to less."""
     for policy in ("lru+offload", "lru+offload-wb"):

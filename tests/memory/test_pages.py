@@ -91,7 +91,7 @@ def test_arrays_own_their_memory_b03() -> None:
 
 @pytest.mark.parametrize("num_pages", [-1, 2**31])
 def test_a_pool_that_ids_cannot_name_is_refused(num_pages: int) -> None:
-    with pytest.raises(PoolError, match="pass 0 to 2147483647"):
+    with pytest.raises(PoolError, match="pass a whole number, 0 to 2147483647"):
         PageAllocator(num_pages)
 
 
