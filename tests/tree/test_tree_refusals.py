@@ -219,7 +219,7 @@ def test_a_copy_that_ended_does_not_end_the_next_of_the_same_node(filled: Filled
 
 def test_a_negative_number_of_pages_is_refused() -> None:
     filled = Filled()
-    with pytest.raises(TreeError, match="-1 pages cannot leave HBM"):
+    with pytest.raises(TreeError, match="-1 pages cannot leave"):
         filled.tree.evict(Tier.HBM, -1)
 
 
