@@ -94,12 +94,7 @@ class Program:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.release()
 
 
@@ -150,9 +145,14 @@ class Inference:
         with self._runtime._inside() as worker:
             if self._started is not None:
                 raise TieringError(f"{self._request.request} was started before")
-            self._started = self._runtime._expect()
-            worker.arrive(self._request, self._runtime._clock())
-            return self._started
+            self._started = future = self._runtime._expect()
+            try:
+                worker.arrive(self._request, self._runtime._clock())
+            except BaseException:
+                self._runtime._forget(future)
+                self._started = None
+                raise
+            return future
 
     def finish(self) -> None:
         """The model call has ended, and the KV of all of `tokens` is computed."""
@@ -179,7 +179,11 @@ class Inference:
         if error is not None:
             self.cancel()
         elif self._request.stage is not Stage.ENDED:
-            self.finish()
+            try:
+                self.finish()
+            except BaseException:
+                self.cancel()  # refused while it waits for room, say: it must not stay for good
+                raise
 
     async def __aenter__(self) -> Self:
         await self._wait_async(self.start(), "pages")
@@ -273,16 +277,20 @@ class Inference:
     def _extend(self, tokens: TokenIds) -> Future[None] | None:
         added = as_tokens(tokens)
         with self._runtime._inside() as worker:
-            self._growing = waiting = self._runtime._expect()
             total = np.concatenate([self._tokens, added])
             num_pages = max(-(-total.size // self._runtime.page_size) - self._lease.num_pages, 0)
-            now = worker.extend(
-                self._request,
-                added.size,
-                num_pages,
-                lambda: self._runtime._resolve(waiting, None),
-            )
-            self._tokens = total
+            waiting = self._runtime._expect()
+            try:
+                now = worker.extend(
+                    self._request,
+                    added.size,
+                    num_pages,
+                    lambda: self._runtime._resolve(waiting, None),
+                )
+            except BaseException:
+                self._runtime._forget(waiting)
+                raise
+            self._tokens, self._growing = total, waiting
             if now:
                 self._runtime._resolve(waiting, None)
         return None if now else waiting

@@ -40,7 +40,9 @@ class EngineMover:
 
     def hasten(self, move: Move) -> None:
         """A request waits for it by now."""
-        self._engine.raise_priority(self._jobs[move], Priority.URGENT)
+        job = self._jobs.get(move)
+        if job is not None:  # else its end is on its way: it was never submitted
+            self._engine.raise_priority(job, Priority.URGENT)
 
     def forget(self, move: Move) -> None:
         """The move's end has been taken note of."""

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import count
 from threading import Event, Thread
-from types import TracebackType
 from typing import Any, Self
 
 from kvtier.errors import ConfigError, KvtierError, TieringError
@@ -94,7 +94,7 @@ class TieredRuntime:
             mode=self._mode,
         )
         self._worker = LocalWorker(scheduler, self._manager)
-        self._num_requests = 0
+        self._numbers = count(1)
         self._waiting: set[Future[Any]] = set()
         self._closed = False
         self._broken: BaseException | None = None
@@ -183,12 +183,7 @@ class TieredRuntime:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     # --- for handles ---
@@ -197,8 +192,7 @@ class TieredRuntime:
         return _Inside(self)
 
     def _next_name(self, program: str) -> str:
-        self._num_requests += 1
-        return f"{program}#{self._num_requests}"
+        return f"{program}#{next(self._numbers)}"
 
     def _expect(self) -> Future[Any]:
         """A future that somebody waits for; `close` and a failure of ours end it, too."""
@@ -206,6 +200,10 @@ class TieredRuntime:
         future.set_running_or_notify_cancel()  # ends by `_resolve` alone
         self._waiting.add(future)
         return future
+
+    def _forget(self, future: Future[Any]) -> None:
+        """What it was for was refused: nobody waits."""
+        self._waiting.discard(future)
 
     def _resolve(
         self, future: Future[Any] | None, error: KvtierError | None, result: object = None
@@ -267,12 +265,7 @@ class _Inside:
             raise TieringError("this runtime is closed; make another one")
         return runtime._worker
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._block.__exit__(None, None, None)
 
 

@@ -133,7 +133,7 @@ class LocalWorker:
         try:
             self._tell(event, now_s)
         except BaseException:
-            del self._requests[request.request]
+            self._requests.pop(request.request, None)
             raise
 
     def extend(

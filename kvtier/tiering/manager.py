@@ -322,17 +322,17 @@ class TierManager:
         """All loads have ended; what a failed one left out is computed instead."""
         if lease.awaits:
             return
-        path = path_to(lease.node)
         there = 0
-        for node in path:
+        for node in path_to(lease.node):
             if node.states[Tier.HBM] not in _READABLE:
                 break
             there += self.tree.num_pages(node)
         if there < lease.cached:
             self._shorten(lease, there)
         missing = lease.num_pages - lease.cached - lease.own.size
+        if missing <= 0:
+            self._surplus(lease, -missing)
         if missing <= 0 or lease.why is Why.PREFETCH:  # which computes nothing
-            self._surplus(lease, max(0, -missing))
             self._ready(lease, LeaseState.READY)
             return
         lease.want = self.room.ask(missing)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from kvtier.errors import CapacityError, ConfigError, TieringError, TreeError, WaitTimeoutError
+from kvtier.ids import Label
 from kvtier.layout import KVDtype, KVLayout, Segment
 from kvtier.runtime import Program, TieredRuntime
 from kvtier.scheduling import POLICIES, SchedulerSettings
@@ -324,3 +325,42 @@ def test_misuse_has_one_line_each(kv: TieredRuntime) -> None:
     with pytest.raises(TieringError, match="not running"):
         call.finish()
     assert np.array_equal(call.tokens, [1, 2, 3])
+
+
+def test_what_is_refused_leaves_nobody_waiting(kv: TieredRuntime) -> None:
+    with pytest.raises(CapacityError):
+        kv.program("p").inference([1] * 17 * PAGE).start()
+    with kv.program("p").inference([1] * 14 * PAGE) as call:
+        for _ in range(3):
+            with pytest.raises(CapacityError):
+                call.extend([2] * 3 * PAGE)
+    assert not kv._waiting
+
+
+def test_threads_may_ask_for_one_program_at_once(kv: TieredRuntime) -> None:
+    program, made = kv.program("p"), []
+    threads = [
+        threading.Thread(target=lambda: made.extend(program.inference([1]) for _ in range(500)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({call._request.request for call in made}) == len(made) == 2_000
+
+
+def test_moves_that_begin_while_it_closes_are_hurried_without_harm() -> None:
+    kv = runtime(hbm_pages=40, dram_pages=64)
+    for name in "ab":
+        with kv.program(name).inference([ord(name)] * 8 * PAGE):
+            pass
+    with kv._inside() as worker:
+        kv._mover.closing = True  # as `close` does before it cancels
+        worker.manager.relabel("a", Label.IDLE)
+        assert worker.manager.demote("a")
+        worker.manager.traffic.hasten()
+    kv.settle()
+    kv.check_integrity()
+    assert kv.counters().write_failed == 8
+    kv.close()

@@ -209,3 +209,25 @@ def test_what_a_demotion_needs_room_for_goes_down_or_it_is_refused(others: int) 
     assert bool(answer) is bool(others)
     fill(rig)
     assert rig.manager.kept("p").pages == (6 if others else 4)
+
+
+def test_where_the_first_of_two_loads_fails_last_what_is_behind_the_gap_is_not_read() -> None:
+    rig = Rig(hbm=16, dram=16)
+    rig.serve("p", prompt(1, 8))
+    rig.demote("p")
+    fill(rig)
+    head = rig.open("q", prompt(1, 4))
+    both = rig.open("p", prompt(1, 8))
+    assert head is not None
+    assert both is not None
+    assert len(rig.mover.moves) == 2  # the second loads the rest, and waits for the first
+    rig.mover.moves.reverse()
+    rig.end_next()
+    rig.end_next(well=False)
+    for lease, tokens in ((both, prompt(1, 8)), (head, prompt(1, 4))):
+        assert (lease.state, lease.cached) == (LeaseState.READY, 0)
+        rig.compute(lease, tokens)
+        rig.assert_readable(lease, tokens)
+        rig.manager.close(lease, well=True)
+    check_integrity(rig.manager)
+    assert rig.held(Tier.HBM) == rig.manager.tree.pages[Tier.HBM].total

@@ -62,7 +62,10 @@ RARE = {
     *("lost PRESENT PRESENT", "lost WRITING READING", "leaves DRAM WRITING READING"),
     *("publish WRITING READING", "close early: failed", "misuse: failed"),
 }
-"""Met in long runs alone; what is lost, or leaves, does so in the step in which its load ends."""
+"""Not met in each run; what is lost, or leaves, does so in the step in which its load ends.
+
+That a request fails is tested as a situation of its own.
+"""
 DONE: Counter[str] = Counter()
 
 
@@ -76,7 +79,7 @@ class Machine(RuleBasedStateMachine):
             choose.choice(SIZES),
             choose.choice(MODES),
             page_size=choose.choice((1, 16, 64)),
-            failing=choose.choice((0.0, 0.01, 0.3, 0.3)),
+            failing=choose.choice((0.0, 0.01, 0.3, 0.3, 0.3)),
             reserve=choose.choice((0, 4)),
         )
 
@@ -106,14 +109,14 @@ def run(examples: int, steps: int) -> None:
 @pytest.mark.timeout(600)  # finding the shortest way to a failure takes minutes
 def test_no_page_is_lost_or_read_by_others_whatever_happens() -> None:
     run(examples=100, steps=10)
-    assert len(REACHABLE - RARE - DONE.keys()) <= 6  # the long run meets each a hundred times
+    assert sorted(REACHABLE - RARE - DONE.keys()) == []
     assert sorted(DONE.keys() - REACHABLE) == []
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_every_situation_is_met_a_hundred_times() -> None:
-    run(examples=1500, steps=16)
-    rare = {name: DONE[name] for name in REACHABLE if DONE[name] < (1 if name in RARE else 100)}
+    run(examples=4000, steps=16)
+    rare = {name: DONE[name] for name in REACHABLE - RARE if DONE[name] < 100}
     assert rare == {}
     assert sorted(DONE.keys() - REACHABLE) == []

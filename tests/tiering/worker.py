@@ -103,6 +103,8 @@ class Worker(Watched):
             request = self.open(choose, name)
             if request is not None:
                 self.open(choose, choose.choice(self.family(request)), request.tokens)
+                if choose.random() < 0.2:
+                    self.hit_program(choose, name, choose.choice(("release", "relabel")))
 
     def race(self, choose: Random) -> None:
         """Another program computes what a request is about to compute; later it is loaded."""
@@ -357,7 +359,7 @@ class Worker(Watched):
 ACTS = (
     *(Worker.turn,) * 5,
     *(Worker.open,) * 4,
-    *(Worker.come_back,) * 2,
+    *(Worker.come_back,) * 4,
     *(Worker.race,) * 2,
     *(Worker.publish,) * 4,
     *(Worker.end_move,) * 3,

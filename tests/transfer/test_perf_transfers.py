@@ -17,7 +17,6 @@ from perf.transfers import FULL, Plan, judge, measure, render
 ROOT = Path(__file__).parents[2]
 PLAN = Plan(num_jobs=(1, 16), link_runs=1, link_s=1.0, memory_runs=1, memory_s=0.2)
 RESULTS = sorted((ROOT / "perf/results/transfers").glob("*.jsonl"))
-needs_results = pytest.mark.skipif(not RESULTS, reason="no run of perf.transfers is committed")
 DOCS = (ROOT / "docs/transfers.md").read_text(encoding="utf-8")
 
 
@@ -92,7 +91,6 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path
     assert not done.stdout
 
 
-@needs_results
 def test_the_committed_run_is_whole_and_meets_what_the_guide_says() -> None:
     rows = results()
     for scene in {(row["mover"], row["scene"]) for row in rows}:
@@ -104,7 +102,6 @@ def test_the_committed_run_is_whole_and_meets_what_the_guide_says() -> None:
     assert all(row["met"] for row in window if row["mover"] == "link")
 
 
-@needs_results
 def test_the_guides_tables_are_those_of_the_committed_run() -> None:
     """Rows `| jobs | GB/s | p99 us | GB/s without | p99 without |` under each scene's heading."""
     for scene in {row["scene"] for row in results()}:
